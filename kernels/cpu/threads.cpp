@@ -1,0 +1,83 @@
+#include "kernels/cpu/threads.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace fnx::cpu {
+
+struct ThreadPool::Impl {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<uint64_t> round{0};
+  std::atomic<int64_t> next{0}, finished{0};
+  int64_t count = 0;
+  const std::function<void(int64_t)>* fn = nullptr;
+  std::atomic<int> inside{0};
+  bool stop = false;
+  std::vector<std::thread> workers;
+
+  void work() {
+    for (;;) {
+      const int64_t i = next.fetch_add(1);
+      if (i >= count) return;
+      (*fn)(i);
+      finished.fetch_add(1);
+    }
+  }
+
+  void loop() {
+    uint64_t seen = 0;
+    for (;;) {
+      // Decode rounds are chains of short operations: look for work for a while before sleeping.
+      for (int spin = 0; spin < 4000 && round.load() == seen; ++spin) __builtin_ia32_pause();
+      {
+        std::unique_lock lock(mutex);
+        wake.wait(lock, [&] { return stop || round.load() != seen; });
+        if (stop) return;
+        seen = round.load();
+        inside.fetch_add(1);
+      }
+      work();
+      inside.fetch_sub(1);
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+  for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this] { impl_->loop(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stop = true;
+    impl_->round.fetch_add(1);
+  }
+  impl_->wake.notify_all();
+  for (auto& t : impl_->workers) t.join();
+}
+
+int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
+
+void ThreadPool::run(int64_t count, const std::function<void(int64_t)>& fn) {
+  if (count <= 1 || impl_->workers.empty()) {
+    for (int64_t i = 0; i < count; ++i) fn(i);
+    return;
+  }
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->count = count;
+    impl_->fn = &fn;
+    impl_->next.store(0);
+    impl_->finished.store(0);
+    impl_->round.fetch_add(1);
+  }
+  impl_->wake.notify_all();
+  impl_->work();
+  while (impl_->finished.load() != count || impl_->inside.load() != 0) std::this_thread::yield();
+}
+
+}  // namespace fnx::cpu

@@ -1,0 +1,222 @@
+// The seam: every operation of the model on device-agnostic views. The engine is written once against this interface and
+// never asks which backend it has.
+//
+// Rules for an operation: it takes views and a stream, never allocates device memory, never synchronises, never reads a
+// global. Activations are fp32, [rows, width]. A row's output bits depend on that row (and the state of its sequence)
+// alone: not on the other rows, their number or the chunking. Symbols: R rows, H hidden, n streams, E experts, k slots.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kernels/exl3.h"
+#include "kernels/view.h"
+
+namespace fnx {
+
+// ---------------------------------------------------------------------------------------------- weights as stored
+
+// y = W x (+ bias). Pointers are host memory that `owner` keeps alive; a backend makes its own form of it.
+struct LinearSource {
+  int64_t in = 0, out = 0;
+  // Plain: [out, in] of F16, BF16 or F32. Null when quantized.
+  const void* plain = nullptr;
+  DType plain_dtype = DType::F16;
+  // EXL3, see kernels/exl3.h: trellis [in/16, out/16, 8 * half_bits] words.
+  const uint16_t* trellis = nullptr;
+  exl3::Codebook codebook = exl3::Codebook::ThreeInst;
+  int half_bits = 0;
+  std::vector<float> suh, svh;  // [in], [out]: input and output scales with their signs
+  std::vector<float> bias;      // [out] or empty
+  std::vector<std::shared_ptr<const void>> owner;
+};
+
+// A linear layer in the backend's form.
+class Linear {
+ public:
+  virtual ~Linear() = default;
+  int64_t in = 0, out = 0;
+};
+
+struct ExpertSource {
+  LinearSource gate, up, down;  // [f, H], [f, H], [H, f]
+};
+
+// The routed experts of one layer in the backend's form.
+class ExpertBank {
+ public:
+  virtual ~ExpertBank() = default;
+  int64_t experts = 0, in = 0, width = 0;
+};
+
+// ---------------------------------------------------------------------------------------------- rows of a forward
+
+// Consecutive rows of one sequence: row first_row + i has position start + i; `slot` names the sequence's state.
+struct Lane {
+  int32_t slot = 0, first_row = 0, rows = 0, start = 0;
+};
+
+// Describes the rows of one forward. `lanes` is the host's copy, the views are the backend's.
+struct Batch {
+  std::span<const Lane> lanes;
+  int64_t rows = 0;
+  View lane_table;   // I32 [lanes, 4], as Lane
+  View positions;    // I32 [R]
+  View block_table;  // I32 [slots, pages a sequence]: page of a sequence's i-th run of page_tokens tokens
+};
+
+// ---------------------------------------------------------------------------------------------- operands of operations
+
+// Centred norm: RMS(x) * (1 + weight); weight F32.
+struct NormWeights {
+  View weight;
+  float eps = 0;
+};
+
+// u = mean_s sigmoid(Up silu(Down xn / n))_s * xn_s; inj = 2 sigmoid(inject xn / n); xn = grouped norm of the stack.
+struct HcWeights {
+  NormWeights norm;                // [n * H]
+  const Linear* down = nullptr;    // [r, n * H]
+  const Linear* up = nullptr;      // [n * H, r]
+  const Linear* inject = nullptr;  // [n, n * H]; null in a mixer
+};
+
+enum class Gate : uint8_t { Sigmoid, Silu };
+
+struct GdnWeights {
+  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 0;
+  View conv;      // F32 [2 * key_heads * key_dim + value_heads * value_dim, taps], last tap is the current row
+  View a_log;     // F32 [value_heads]
+  View dt_bias;   // F32 [value_heads]
+  View norm;      // F32 [value_dim], not centred
+  float eps = 0;  // of that norm
+  Gate gate = Gate::Sigmoid;
+};
+
+struct GdnState {
+  View conv;   // F32 [slots, taps - 1, channels], oldest row first
+  View delta;  // F32 [slots, value_heads, key_dim, value_dim]
+};
+
+struct QsaWeights {
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t index_heads = 0, index_dim = 0, ratio = 0, blocks = 0;  // blocks: most that a row selects
+  int64_t rotary = 0;                                             // rotary dims of query, key and index heads
+  View inv_freq;                                                  // F32 [rotary / 2]
+  NormWeights q_norm, k_norm;                                     // [head_dim]
+  NormWeights index_q_norm, index_k_norm;                         // [index_dim]
+};
+
+// Paged keys and values of one layer; page_tokens is a multiple of the index ratio.
+struct KvCache {
+  int64_t page_tokens = 0;
+  View keys, values;  // F32 or BF16 [pages, page_tokens, kv_heads, head_dim]; keys normed and rotated
+  View index_keys;    // F32 [pages, page_tokens / ratio, index_dim]: pooled, normed, rotated keys of complete blocks
+  View raw_keys;      // F32 [slots, ratio, index_dim]: raw index keys of the incomplete block, at position % ratio
+};
+
+// Activations of one QSA layer. Queries and index queries are normed and rotated in place by qsa_write.
+struct QsaRows {
+  View query_gate;  // F32 [R, heads, 2, head_dim]: query, then output gate
+  View key, value;  // F32 [R, kv_heads, head_dim]
+  View index;       // F32 [R, index_heads + 1, index_dim]: queries, then the raw key
+  View selected;    // I32 [R, blocks]: block ids, ascending; -1 after the last
+};
+
+struct PleWeights {
+  NormWeights norm_key, norm_query, norm_conv;  // [n * H]
+  View conv;                                    // F32 [n * H, taps]
+  int64_t taps = 0, dilation = 0;
+};
+
+// One row of sampling. Greedy when temperature is 0. Draws are keyed by (seed, stream, position) alone.
+struct SampleParams {
+  float temperature = 0, top_p = 1, min_p = 0;
+  int32_t top_k = 0;  // 0: all
+  uint64_t seed = 0, stream = 0;
+  int64_t position = 0;
+};
+
+// ---------------------------------------------------------------------------------------------- the interface
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void synchronize() = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+  // Zero-filled. Throws Unsupported with the bytes asked and available.
+  virtual Buffer allocate(size_t bytes, Space space) = 0;
+  virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
+  virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) = 0;
+
+  // dst = src, bytes of equal size, between any two spaces.
+  virtual void copy(Stream&, View dst, View src) = 0;
+  // dst = 0.
+  virtual void clear(Stream&, View dst) = 0;
+
+  // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies, H].
+  virtual void embed(Stream&, View tokens, View table, View out) = 0;
+  // Normalises each of the groups of `group` elements in a row by itself; x, out [R, groups * group], weight as long.
+  virtual void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) = 0;
+  // y[r] = W x[r] + bias. x [R, in], y [R, out].
+  virtual void linear(Stream&, const Linear&, View x, View y) = 0;
+  // out[r] = a[r] + b[r / repeat]: a, out [R * repeat, W], b [R, W]. out may be a.
+  virtual void add(Stream&, int64_t repeat, View a, View b, View out) = 0;
+
+  // stack [R, n, H] -> u [R, H], inj [R, n]; inj is empty when the weights have no inject.
+  virtual void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) = 0;
+  // stack[r, s, :] += inj[r, s] * y[r, :].
+  virtual void hc_inject(Stream&, View inj, View y, View stack) = 0;
+
+  // Causal convolution, delta rule and gated norm, row after row within each lane; updates the state of each lane's slot.
+  // qkv [R, channels], z [R, Vd], b and a [R, value_heads], out [R, Vd].
+  virtual void gdn(Stream&, const GdnWeights&, const Batch&, View qkv, View z, View b, View a, const GdnState&,
+                   View out) = 0;
+
+  // Norms and rotates queries, keys and index queries; stores keys, values and index keys; pools each block that a row
+  // completes.
+  virtual void qsa_write(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) = 0;
+  // Fills rows.selected: the min(blocks, complete) complete blocks of highest score, ties to the lower id.
+  virtual void qsa_select(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) = 0;
+  // out[r] = softmax(q k) v over the selected blocks' tokens and the tail, times sigmoid(gate). out [R, heads * head_dim].
+  virtual void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) = 0;
+
+  // p = softmax(logits); the k largest in descending order, ties to the lower id; renormalised to sum 1 when asked.
+  // logits [R, E] -> ids I32 [R, k], weights F32 [R, k].
+  virtual void router(Stream&, bool normalise, View logits, View ids, View weights) = 0;
+  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H].
+  virtual void experts(Stream&, const ExpertBank&, View x, View ids, View slots) = 0;
+  // out = silu(gate) * up, element by element.
+  virtual void swiglu(Stream&, View gate, View up, View out) = 0;
+  // y[r] = sum_j weights[r, j] * slots[r, j] in slot order, then + sigmoid(shared_gate[r]) * shared[r].
+  virtual void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) = 0;
+
+  // Decodes gathered table rows: packed I16 [R, heads, 1 + dim * bits / 16], or plain [R, heads, dim] when bits is 0;
+  // bias F32 [heads, dim] or empty; out F32 [R, heads * dim].
+  virtual void ngram_decode(Stream&, int bits, View packed, View bias, View out) = 0;
+  // stack += w + silu(conv c): w_s = sigmoid(gate_s) * value, c the normed w. key [R, n * H], value [R, H], stack
+  // [R, n, H], state F32 [slots, (taps - 1) * dilation, n * H], oldest row first.
+  virtual void ple_mix(Stream&, const PleWeights&, const Batch&, View key, View value, View state, View stack) = 0;
+
+  // ids[r] = a draw from logits[r, 0 .. valid); params one a row, in host memory. logits [R, V], ids I32 [R].
+  virtual void sample(Stream&, int64_t valid, std::span<const SampleParams> params, View logits, View ids) = 0;
+};
+
+// The reference backend: exact decoded weights, fp32 values, fp64 accumulation in a stated order.
+struct CpuOptions {
+  int threads = 0;                     // 0: all cores
+  uint64_t decoded_cache_bytes = 0;    // most memory for decoded weights; 0: half of physical memory
+};
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
+
+}  // namespace fnx

@@ -1,0 +1,48 @@
+// The frame of every executable: options, receipt, exit code, signals, one catch. An app's main() is one run_tool call.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "libcore/receipt/receipt.h"
+
+namespace fnx {
+
+struct ToolInfo {
+  std::string name;                   // "fnx-generate"
+  std::string summary;                // one line
+  std::vector<std::string> examples;  // two or more command lines, printed first by --help
+};
+
+// What a running tool may use. stdout carries the result only.
+class ToolRun {
+ public:
+  virtual ~ToolRun() = default;
+  virtual Receipt& receipt() = 0;
+  // Writes to stdout at once; throws Output when stdout is closed. Nothing is printed when the receipt goes to stdout.
+  virtual void print(std::string_view text) = 0;
+  // True when --receipt - was given.
+  virtual bool receipt_on_stdout() const = 0;
+  // Log lines on stderr; `info` is silent under -q, `debug` shows under -v.
+  virtual void info(const std::string& line) = 0;
+  virtual void debug(const std::string& line) = 0;
+  // A progress bar on stderr when it is a terminal and not -q; done == total ends it. Cheap to call often.
+  virtual void progress(std::string_view what, uint64_t done, uint64_t total) = 0;
+  // True after SIGINT or SIGTERM: stop at the next step; run_tool then exits 130 or 143 with the receipt written.
+  virtual bool stopping() const = 0;
+};
+
+// Parses, writes the receipt as "incomplete", calls `body`, writes the final receipt, returns the exit code. Adds the
+// options that every tool has: --receipt, -q, -v, --color, --version, --list-devices, --completion SHELL.
+int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<void(CLI::App&)>& configure,
+             const std::function<void(ToolRun&)>& body);
+
+// "16GiB", "512 MiB", "4096" to bytes; throws Usage.
+uint64_t parse_size(std::string_view text);
+// "1,2,8-64*2,100-400+100" to an ascending or as-given list; throws Usage.
+std::vector<int64_t> parse_list(std::string_view text);
+
+}  // namespace fnx
