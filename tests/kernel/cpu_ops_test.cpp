@@ -24,15 +24,15 @@ struct Routed {
 Routed route(std::vector<float> logits, int64_t rows, int64_t k, bool normalise = true) {
   const int64_t experts = static_cast<int64_t>(logits.size()) / rows;
   Routed r{std::vector<int32_t>(rows * k), std::vector<float>(rows * k)};
-  const auto stream = cpu().make_stream();
-  cpu().router(*stream, normalise, f32(logits, {rows, experts}), i32(r.ids, {rows, k}), f32(r.weights, {rows, k}));
+  const auto stream = cpu_backend().make_stream();
+  cpu_backend().router(*stream, normalise, f32(logits, {rows, experts}), i32(r.ids, {rows, k}), f32(r.weights, {rows, k}));
   return r;
 }
 
 std::vector<int32_t> draw(std::vector<float> logits, int64_t rows, int64_t valid, const std::vector<SampleParams>& params) {
   std::vector<int32_t> ids(rows);
-  const auto stream = cpu().make_stream();
-  cpu().sample(*stream, valid, params, f32(logits, {rows, static_cast<int64_t>(logits.size()) / rows}), i32(ids, {rows}));
+  const auto stream = cpu_backend().make_stream();
+  cpu_backend().sample(*stream, valid, params, f32(logits, {rows, static_cast<int64_t>(logits.size()) / rows}), i32(ids, {rows}));
   return ids;
 }
 
@@ -56,8 +56,8 @@ std::vector<int32_t> select(const std::vector<std::vector<float>>& keys, std::ve
   Batch batch;
   batch.lanes = {&lane, 1}, batch.rows = 1;
   batch.block_table = i32(table, {1, pages});
-  const auto stream = cpu().make_stream();
-  cpu().qsa_select(*stream, w, batch, rows, kv);
+  const auto stream = cpu_backend().make_stream();
+  cpu_backend().qsa_select(*stream, w, batch, rows, kv);
   return selected;
 }
 
@@ -215,9 +215,9 @@ TEST_CASE("linear: EXL3 with signs, scales and bias equals the definition in fp6
       for (int64_t j = 0; j < kIn; ++j) xh[i] += sign(i, j) * x[j] * s.suh[j] / std::sqrt(128.0);
     for (int64_t k = 0; k < kIn; ++k)
       for (int64_t n = 0; n < kOut; ++n) z[n] += xh[k] * wq[k * kOut + n];
-    const auto linear = cpu().load_linear(s);
-    const auto stream = cpu().make_stream();
-    cpu().linear(*stream, *linear, f32(x, {1, kIn}), f32(y, {1, kOut}));
+    const auto linear = cpu_backend().load_linear(s);
+    const auto stream = cpu_backend().make_stream();
+    cpu_backend().linear(*stream, *linear, f32(x, {1, kIn}), f32(y, {1, kOut}));
     double worst = 0;
     for (int64_t n = 0; n < kOut; ++n) {
       double v = 0;

@@ -27,8 +27,9 @@ Golden::Golden() {
   std::ifstream in(fixture("golden/golden-public.json"));
   json_ = nlohmann::json::parse(in);
   const auto order = nlohmann::ordered_json::parse(std::ifstream(fixture("golden/golden-public.json")));
+  const auto text = [](const auto& j) { return j.is_null() ? std::string() : j.template get<std::string>(); };
   for (const auto& [name, p] : order.at("prompts").items())
-    prompts_.push_back({name, p.at("text"), p.at("greedy_text"), p.at("prompt_ids"), p.at("greedy_ids"), p.at("mtp_argmax"),
+    prompts_.push_back({name, text(p.at("text")), text(p.at("greedy_text")), p.at("prompt_ids"), p.at("greedy_ids"), p.at("mtp_argmax"),
                         p.at("margins")});
   const auto file = MappedFile::open(fixture("golden/golden-public.safetensors"));
   for (const TensorInfo& t : parse_safetensors(file->bytes(), "golden").tensors)
@@ -56,7 +57,7 @@ const Checkpoint& tiny_checkpoint() {
   return checkpoint;
 }
 
-Backend& cpu() {
+Backend& cpu_backend() {
   static const std::unique_ptr<Backend> backend = make_cpu_backend();
   return *backend;
 }
@@ -68,7 +69,7 @@ std::unique_ptr<Engine> tiny_engine(int64_t slots, int64_t tokens, bool draft_he
   o.max_rows = max_rows;
   LoadOptions load;
   load.draft_head = draft_head;
-  return std::make_unique<Engine>(Weights::load(tiny_checkpoint(), config, cpu(), load), cpu(), o);
+  return std::make_unique<Engine>(Weights::load(tiny_checkpoint(), config, cpu_backend(), load), cpu_backend(), o);
 }
 
 void feed(Engine& engine, int32_t slot, const std::vector<int32_t>& tokens, int64_t chunk, std::vector<float>* logits) {

@@ -19,7 +19,7 @@ class Golden {
  public:
   static const Golden& get();
   struct Prompt {
-    std::string name, text, greedy_text;
+    std::string name, text, greedy_text;  // text is empty for prompts given as ids
     std::vector<int32_t> ids, greedy, draft_argmax;
     std::vector<double> margins;
     std::vector<int32_t> forced() const;  // prompt and generated tokens but the last
@@ -44,7 +44,7 @@ class Golden {
 
 // One reader and one backend a process; decoded weights are kept between tests.
 const Checkpoint& tiny_checkpoint();
-Backend& cpu();
+Backend& cpu_backend();
 std::unique_ptr<Engine> tiny_engine(int64_t slots = 1, int64_t tokens = 2048, bool draft_head = false,
                                     int64_t max_rows = 2048, DType kv = DType::F32);
 
