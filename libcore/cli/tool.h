@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -17,7 +18,7 @@ struct ToolInfo {
   std::vector<std::string> examples;  // two or more command lines, printed first by --help
 };
 
-// What a running tool may use. stdout carries the result only.
+// What a running tool may use. stdout carries the result only. Logging and progress may be called from any thread.
 class ToolRun {
  public:
   virtual ~ToolRun() = default;
@@ -31,18 +32,22 @@ class ToolRun {
   virtual void debug(const std::string& line) = 0;
   // A progress bar on stderr when it is a terminal and not -q; done == total ends it. Cheap to call often.
   virtual void progress(std::string_view what, uint64_t done, uint64_t total) = 0;
-  // True after SIGINT or SIGTERM: stop at the next step; run_tool then exits 130 or 143 with the receipt written.
+  // True after SIGINT or SIGTERM: stop at the next step; run_tool then exits 130 or 143 with the receipt written. A
+  // second signal ends the process at once.
   virtual bool stopping() const = 0;
 };
 
-// Parses, writes the receipt as "incomplete", calls `body`, writes the final receipt, returns the exit code. Adds the
-// options that every tool has: --receipt, -q, -v, --color, --version, --list-devices, --completion SHELL.
+// Parses, writes the receipt as "incomplete", calls `body`, writes the final receipt, returns the exit code
+// (kernels/error.h). Adds the options that every tool has: --receipt, -q, -v, --color, --help, --version,
+// --list-devices, --completion SHELL. Options named --model and --device take FNX_MODEL and FNX_DEVICE as defaults.
+// `configure` adds the tool's own options, bound to variables that hold their defaults; these become `requested` of the
+// receipt. `body` throws Error for anything that stops it; a failed gate of the receipt makes the exit code 1.
 int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<void(CLI::App&)>& configure,
              const std::function<void(ToolRun&)>& body);
 
 // "16GiB", "512 MiB", "4096" to bytes; throws Usage.
 uint64_t parse_size(std::string_view text);
-// "1,2,8-64*2,100-400+100" to an ascending or as-given list; throws Usage.
+// "1,2,8-64*2,100-400+100,5-7" to a list in the given order, at most 1 048 576 numbers; throws Usage.
 std::vector<int64_t> parse_list(std::string_view text);
 
 }  // namespace fnx

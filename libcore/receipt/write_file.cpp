@@ -1,0 +1,62 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "kernels/error.h"
+#include "libcore/receipt/receipt.h"
+
+namespace fnx {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const fs::path& file, const std::string& what, int error) {
+  throw Error(ErrorKind::Output, file.string() + ": " + what + ": " + std::strerror(error));
+}
+
+// Returns errno or 0; closes the descriptor in any case.
+int write_and_close(int fd, std::string_view bytes) {
+  int error = 0;
+  while (!bytes.empty() && error == 0) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n >= 0)
+      bytes.remove_prefix(static_cast<size_t>(n));
+    else if (errno != EINTR)
+      error = errno;
+  }
+  if (::close(fd) != 0 && error == 0) error = errno;
+  return error;
+}
+
+}  // namespace
+
+void write_file_atomic(const fs::path& file, std::string_view bytes) {
+  static std::atomic<unsigned> counter{0};
+  std::error_code ignored;
+  // A link is followed, so that the file it names is replaced and the link stays.
+  const fs::path target = fs::is_symlink(file, ignored) ? fs::weakly_canonical(file, ignored) : file;
+  const fs::file_status status = fs::status(target, ignored);
+  if (fs::is_directory(status)) fail(file, "cannot be written", EISDIR);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    const int fd = ::open(target.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd < 0) fail(file, "cannot be written", errno);
+    if (const int error = write_and_close(fd, bytes)) fail(file, "cannot be written", error);
+    return;
+  }
+  const fs::path temporary =
+      target.parent_path() /
+      ("." + target.filename().string() + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".tmp");
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) fail(file, "cannot be written", errno);
+  int error = write_and_close(fd, bytes);
+  if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) error = errno;
+  if (error != 0) {
+    ::unlink(temporary.c_str());
+    fail(file, "cannot be written", error);
+  }
+}
+
+}  // namespace fnx
