@@ -97,7 +97,8 @@ class Exl3Linear:
     """y = ((((x * suh) H) Wq) H) * svh + bias"""
 
     def __init__(self, tensors, prefix):
-        self.weight = decode_trellis(tensors[f"{prefix}.trellis"].raw, find_codebook(tensors, prefix)).astype(np.float64)
+        trellis = tensors[f"{prefix}.trellis"].raw
+        self.weight = decode_trellis(trellis, find_codebook(tensors, prefix)).astype(np.float64)
         self.suh = self._scales(tensors, prefix, "su")
         self.svh = self._scales(tensors, prefix, "sv")
         bias = tensors.get(f"{prefix}.bias")

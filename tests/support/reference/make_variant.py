@@ -3,8 +3,9 @@
 
 Usage: make_variant.py OUTDIR --variant NAME | --spec FILE.json ;  make_variant.py --list
 
-OUTDIR/checkpoint is the checkpoint folder. OUTDIR/reference.safetensors holds, for prompt I: tokens.I, logits.I of every
-row, hidden.I.L (the stream stack entering layer L), stack.I (before the final mixer), mtp_logits.I (row i proposes i + 2).
+OUTDIR/checkpoint is the checkpoint folder. OUTDIR/reference.safetensors holds, for prompt I: tokens.I, logits.I of
+every row, hidden.I.L (the stream stack entering layer L), stack.I (the one before the final mixer) and mtp_logits.I
+(row i proposes token i + 2).
 """
 
 import argparse
@@ -231,9 +232,9 @@ class Builder:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def prompts(self):
-        """Random ids of several lengths; the n-gram boundary stands at the start, inside, twice in a row, at the end."""
-        result = [self.rng.integers(0, self.config.vocab_size, length).tolist() for length in PROMPT_LENGTHS]
-        eos = self.config.ngram_eos
+        """Random ids of several lengths, with eos at the start, inside, twice in a row and at the end."""
+        c, eos = self.config, self.config.ngram_eos
+        result = [self.rng.integers(0, c.vocab_size, length).tolist() for length in PROMPT_LENGTHS]
         if eos is not None:
             for prompt, places in zip(result, ([], [2], [0, 7, 20, 21, 39], [10, 50, 52, 53, 100])):
                 for place in places:

@@ -1,8 +1,8 @@
 """The named variants: each takes one liberty that the checkpoint format or the model's config allows.
 
-A spec is merged into BASE. `text` overrides text_config (null removes a key). `rules` are [pattern, form] pairs, the first
-pattern found in a tensor prefix wins; a form is {"plain": DTYPE} or {"codebook", "bits", "signs", "marker"}, either with
-"bias"; a list of bits is dealt out in turn. `table` says how n-gram tables are stored, `layout` how files are cut.
+A spec is merged into BASE. `text` overrides text_config (null removes a key). `rules` are [pattern, form] pairs, the
+first pattern found in a tensor prefix wins; a form is {"plain": DTYPE} or {"codebook", "bits", "signs", "marker"},
+either with "bias"; a list of bits is dealt out in turn. `table` says how n-gram tables are stored, `layout` how files are cut.
 """
 
 import copy
@@ -80,9 +80,9 @@ VARIANTS = {
             [r"\.experts\.2\.", {"codebook": "mcg", "bits": 4, "marker": "empty"}],
             [r"^lm_head", {"codebook": "3inst", "bits": 6}],
             [r"^mtp.*self_attn", {"codebook": "mcg", "bits": 3}],
-            [r"layers\.0\..*(qkv|_proj)$", {"codebook": "3inst", "bits": 4}],
-            [r"layers\.1\..*(qkv|_proj)$", {"codebook": "mcg", "bits": 4}],
-            [r"layers\.2\..*_proj$", {"codebook": "mul1", "bits": 4, "marker": "empty"}],
+            [r"layers\.0\..*(attn|mlp)\..*(qkv|_proj)$", {"codebook": "3inst", "bits": 4}],
+            [r"layers\.1\..*(attn|mlp)\..*(qkv|_proj)$", {"codebook": "mcg", "bits": 4}],
+            [r"layers\.2\..*(attn|mlp)\..*_proj$", {"codebook": "mul1", "bits": 4, "marker": "empty"}],
         ]
     },
     "widths": {
@@ -98,8 +98,14 @@ VARIANTS = {
         ],
     },
     "plain": {
-        "text": {"vocab_size": 200, "eos_token_id": 190, "hc_count": 3, "num_experts": 3, "heads_per_ngram": 1,
-                 "ple_embed_dim": 320},
+        "text": {
+            "vocab_size": 200,
+            "eos_token_id": 190,
+            "hc_count": 3,
+            "num_experts": 3,
+            "heads_per_ngram": 1,
+            "ple_embed_dim": 320,
+        },
         "rules": [
             [r"in_proj_z|experts\.1\.down_proj|q_proj|shared_expert\.gate_proj", {"plain": "BF16", "bias": True}],
             [r"in_proj_a|o_proj|experts\.[0-2]\.up_proj", {"plain": "F32", "bias": True}],
