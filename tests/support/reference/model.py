@@ -191,10 +191,10 @@ class Model:
             order = np.argsort(-scores[t, :complete], kind="stable")
             for block in order[limit:]:
                 visible[t, block * ratio : (block + 1) * ratio] = False
-            # A score of 0 ties by definition; what could break the tie is its dot product nearest to 0.
-            strength = np.where(scores[t] > 0, scores[t], dots[t].max(axis=1))
+            # Scores of 0 tie by definition; what could break such a tie is a dot product that rounds across 0.
+            strength = np.where(scores[t] > 0, scores[t], dots[t].max(axis=1))[:complete]
             taken, left = strength[order[:limit]].min(), strength[order[limit:]].max()
-            margin = taken - max(left, 0) if taken > 0 else -max(taken, left)
+            margin = taken - max(left, 0) if taken > 0 else np.abs(strength).min()
             result.index_margin = min(result.index_margin, margin)
         return visible
 

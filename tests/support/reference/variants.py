@@ -2,7 +2,8 @@
 
 A spec is merged into BASE. `text` overrides text_config (null removes a key). `rules` are [pattern, form] pairs, the
 first pattern found in a tensor prefix wins; a form is {"plain": DTYPE} or {"codebook", "bits", "signs", "marker"},
-either with "bias"; a list of bits is dealt out in turn. `table` says how n-gram tables are stored, `layout` how files are cut.
+either with "bias"; a list of bits is dealt out in turn. `table` says how n-gram tables are stored, `layout` how files
+are cut.
 """
 
 import copy
