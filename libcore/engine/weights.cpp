@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cctype>
 #include <cmath>
-#include <map>
 
 #include "kernels/error.h"
 #include "kernels/float16.h"
 #include "libcore/format/exl3_linear.h"
+#include "libcore/format/float_values.h"
+#include "libcore/format/norm_families.h"
 
 namespace fnx {
 
@@ -16,17 +16,13 @@ namespace {
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-// The name with its layer number replaced, so that a family is one norm of all layers.
-std::string family_name(const std::string& name) {
-  std::string out;
-  for (size_t i = 0; i < name.size(); ++i) {
-    const bool digit = std::isdigit(static_cast<unsigned char>(name[i])) != 0;
-    if (!digit)
-      out += name[i];
-    else if (out.empty() || out.back() != 'N')
-      out += 'N';
-  }
-  return out;
+void refuse_raw_norms(const TensorSource& source) {
+  for (const NormFamily& f : norm_families(source))
+    if (f.stored_raw())
+      throw Error(ErrorKind::Input,
+                  fmt::format("norms {} (such as {}) average {:.3f}: they seem to hold gamma itself, and this model stores "
+                              "gamma - 1 (limit {}); --accept-raw-norms takes them as they are",
+                              f.name, f.example, f.mean, kRawNormMean));
 }
 
 class Loader {
@@ -57,17 +53,7 @@ class Loader {
     if (want != have)
       throw Error(ErrorKind::Input, fmt::format("tensor {} is {}, the config asks for {}", name, shape_text(info.shape),
                                                 shape_text(shape)));
-    const TensorData data = source_.read(info);
-    std::vector<float> out(info.elements());
-    for (size_t i = 0; i < out.size(); ++i) switch (*info.dtype) {
-        case DType::F32: out[i] = data.as<float>()[i]; break;
-        case DType::F16: out[i] = f16_to_f32(data.as<uint16_t>()[i]); break;
-        case DType::BF16: out[i] = bf16_to_f32(data.as<uint16_t>()[i]); break;
-        case DType::F64: out[i] = static_cast<float>(data.as<double>()[i]); break;
-        default:
-          throw Error(ErrorKind::Input, fmt::format("tensor {} is {}; a floating dtype is needed", name, info.dtype_text));
-      }
-    return out;
+    return float_values(source_, info);
   }
 
   View vector(const std::string& name, const std::vector<int64_t>& shape) { return upload_f32(values(name, shape), shape); }
@@ -78,24 +64,8 @@ class Loader {
     return upload(v);
   }
 
-  // A centred norm; its mean counts towards its family's.
   NormWeights norm(const std::string& name, int64_t width) {
-    std::vector<float> w = values(name, {width});
-    NormFamily& family = norms_[family_name(name)];
-    for (float x : w) family.sum += x;
-    family.count += w.size();
-    family.example = name;
-    return {upload_f32(std::move(w), {width}), static_cast<float>(c_.rms_norm_eps)};
-  }
-
-  void check_norms() const {
-    if (options_.accept_raw_norms) return;
-    for (const auto& [family, n] : norms_)
-      if (const double mean = n.sum / static_cast<double>(n.count); mean > kRawNormMean)
-        throw Error(ErrorKind::Input,
-                    fmt::format("norms {} (such as {}) average {:.3f}: they seem to hold gamma itself, and this model stores "
-                                "gamma - 1 (limit {}); --accept-raw-norms takes them as they are",
-                                family, n.example, mean, kRawNormMean));
+    return {vector(name, {width}), static_cast<float>(c_.rms_norm_eps)};
   }
 
   HyperConnection hyper_connection(const std::string& prefix, bool inject) {
@@ -233,12 +203,6 @@ class Loader {
                                               fmt::join(stored, ", "), fmt::join(derived, ", ")));
   }
 
-  struct NormFamily {
-    double sum = 0;
-    size_t count = 0;
-    std::string example;
-  };
-
   const TensorSource& source_;
   Backend& backend_;
   const LoadOptions& options_;
@@ -246,7 +210,6 @@ class Loader {
   const ModelConfig& c_;
   std::unique_ptr<Stream> stream_;
   View inv_freq_;
-  std::map<std::string, NormFamily> norms_;
 };
 
 }  // namespace
@@ -263,6 +226,7 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   const int64_t total = config.layers() + (draft ? 2 : 1);
   const auto done = [&](int64_t n) { if (progress) progress(n, total); };
 
+  if (!options.accept_raw_norms) refuse_raw_norms(source);
   w.embed = load.embed(root + ".embed_tokens.weight");
   if (describe_linear(source, "lm_head") || !config.tie_word_embeddings)
     w.lm_head = load.linear("lm_head", config.hidden_size, config.vocab_size);
@@ -281,7 +245,6 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
     w.mtp.emplace(load.mtp());
     done(total);
   }
-  load.check_norms();
   return w;
 }
 

@@ -61,11 +61,8 @@ struct MtpHead {
 
 struct LoadOptions {
   bool draft_head = true;          // load mtp.* when the checkpoint has it
-  bool accept_raw_norms = false;   // take centred norms that average above kRawNormMean as they are
+  bool accept_raw_norms = false;   // skip the check of libcore/format/norm_families.h
 };
-
-// A family of centred norms with a larger mean was stored as gamma itself, not as gamma - 1.
-inline constexpr double kRawNormMean = 0.6;
 
 struct Weights {
   ModelConfig config;
