@@ -21,7 +21,7 @@ struct LinearInfo {
   int half_bits = 0;                                    // twice the width in bits, when quantized
   bool packed_signs = false;                            // su/sv in place of suh/svh
   bool bias = false;
-  uint64_t bytes = 0;                                   // of all its tensors
+  uint64_t bytes = 0;  // of all its tensors
 };
 
 // Empty when neither prefix.trellis nor prefix.weight exists; throws Input naming the tensor and the numbers when the

@@ -16,15 +16,15 @@ enum class GateType : uint8_t { Sigmoid, Silu };
 
 struct ModelConfig {
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;                 // H
-  int64_t max_position_embeddings = 0;     // tokens a sequence may hold
+  int64_t hidden_size = 0;              // H
+  int64_t max_position_embeddings = 0;  // tokens a sequence may hold
   double rms_norm_eps = 1e-6;
-  bool tie_word_embeddings = false;        // lm_head is embed_tokens
-  std::vector<LayerType> layer_types;      // one a layer; its size is the layer count
+  bool tie_word_embeddings = false;    // lm_head is embed_tokens
+  std::vector<LayerType> layer_types;  // one a layer; its size is the layer count
 
   // QSA, "self_attn".
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t rotary_dim = 0;                  // head_dim * partial_rotary_factor, even
+  int64_t rotary_dim = 0;  // head_dim * partial_rotary_factor, even
   double rope_theta = 0;
   int64_t index_heads = 0, index_head_dim = 0, index_budget = 0, index_ratio = 0;
 
@@ -34,7 +34,7 @@ struct ModelConfig {
 
   // MoE.
   int64_t experts = 0, experts_per_token = 0, expert_size = 0, shared_expert_size = 0;
-  bool normalise_top_k = true;             // norm_topk_prob
+  bool normalise_top_k = true;  // norm_topk_prob
 
   // Hyper-connections.
   int64_t streams = 0, hc_rank = 0;
@@ -45,15 +45,16 @@ struct ModelConfig {
   int64_t ngram_vocab_divisor = 0, ngram_eos = 0;
   uint64_t ngram_seed = 1234;
 
-  int64_t mtp_layers = 0;                  // 0 or 1: whether config.json announces a draft head
+  int64_t mtp_layers = 0;  // 0 or 1: whether config.json announces a draft head
 
   int64_t layers() const { return static_cast<int64_t>(layer_types.size()); }
   int64_t gdn_key_width() const { return gdn_key_heads * gdn_key_dim; }
   int64_t gdn_value_width() const { return gdn_value_heads * gdn_value_dim; }
   int64_t gdn_conv_width() const { return 2 * gdn_key_width() + gdn_value_width(); }
   int64_t ngram_heads() const { return (ngram_size - 1) * heads_per_ngram; }
-  int64_t ngram_dim() const { return ple_embed_dim / ngram_heads(); }
-  int64_t index_blocks() const { return index_budget / index_ratio; }  // blocks a row may select
+  int64_t ngram_dim() const { return ngram_heads() > 0 ? ple_embed_dim / ngram_heads() : 0; }
+  // Blocks a row may select; 0 in a model without an indexer.
+  int64_t index_blocks() const { return index_ratio > 0 ? index_budget / index_ratio : 0; }
 
   // Every violation of the model's rules, each naming its key and numbers; empty when the config is sound.
   std::vector<std::string> problems() const;

@@ -11,20 +11,20 @@ namespace fnx {
 
 class NgramTable {
  public:
-  // `prefix` ends in "ngram_embedding"; the table is prefix.trellis or prefix.shard_N.trellis in numeric order, or a plain
-  // prefix.weight (F16, BF16, F32). Throws Input naming what is missing or contradicts.
+  // `prefix` ends in "ngram_embedding"; the table is prefix.trellis or prefix.shard_N.trellis in numeric order, or a
+  // plain prefix.weight (F16, BF16, F32). Throws Input naming what is missing or contradicts.
   NgramTable(const TensorSource& source, std::string_view prefix, int64_t heads, int64_t dim);
 
   int64_t rows() const { return rows_; }
   int64_t dim() const { return dim_; }
-  int bits() const { return bits_; }             // K; 0 for a plain table
-  DType plain_dtype() const { return dtype_; }   // of a plain table
+  int bits() const { return bits_; }            // K; 0 for a plain table
+  DType plain_dtype() const { return dtype_; }  // of a plain table
   int64_t row_bytes() const { return row_bytes_; }
   // Address of a row; 64-bit throughout. Throws Internal outside [0, rows()).
   const std::byte* row(int64_t index) const;
 
   // As stored; empty when the checkpoint does not have them.
-  const std::vector<float>& head_bias() const { return head_bias_; }        // [heads * dim]
+  const std::vector<float>& head_bias() const { return head_bias_; }  // [heads * dim]
   const std::vector<int64_t>& head_offsets() const { return head_offsets_; }
   const std::vector<int64_t>& head_sizes() const { return head_sizes_; }
   const std::vector<int64_t>& multipliers() const { return multipliers_; }

@@ -18,10 +18,10 @@ namespace fnx {
 struct TensorInfo {
   std::string name;
   std::optional<DType> dtype;
-  std::string dtype_text;       // as spelled in the file
-  std::vector<int64_t> shape;   // row-major; empty for a scalar
-  uint32_t file = 0;            // index into TensorSource::files()
-  uint64_t offset = 0;          // of the data, from the start of the file, bytes
+  std::string dtype_text;      // as spelled in the file
+  std::vector<int64_t> shape;  // row-major; empty for a scalar
+  uint32_t file = 0;           // index into TensorSource::files()
+  uint64_t offset = 0;         // of the data, from the start of the file, bytes
   uint64_t bytes = 0;
 
   int64_t elements() const {
