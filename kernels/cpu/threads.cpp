@@ -8,6 +8,16 @@
 
 namespace fnx::cpu {
 
+namespace {
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+}  // namespace
+
 struct ThreadPool::Impl {
   std::mutex mutex;
   std::condition_variable wake;
@@ -32,7 +42,7 @@ struct ThreadPool::Impl {
     uint64_t seen = 0;
     for (;;) {
       // Decode rounds are chains of short operations: look for work for a while before sleeping.
-      for (int spin = 0; spin < 4000 && round.load() == seen; ++spin) __builtin_ia32_pause();
+      for (int spin = 0; spin < 4000 && round.load() == seen; ++spin) relax();
       {
         std::unique_lock lock(mutex);
         wake.wait(lock, [&] { return stop || round.load() != seen; });

@@ -1,0 +1,207 @@
+// Generates text from a checkpoint.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <numeric>
+#include <optional>
+
+#include "kernels/error.h"
+#include "libcore/cli/model_options.h"
+#include "libcore/cli/prompts.h"
+#include "libcore/engine/scheduler.h"
+#include "libcore/format/safetensors_writer.h"
+#include "libcore/text/stream_decoder.h"
+
+using namespace fnx;
+
+namespace {
+
+struct Options {
+  ModelOptions model;
+  PromptOptions prompts;
+  int64_t max_tokens = 128, chunk_rows = 256, parallel = 4;
+  bool ignore_eos = false;
+  SampleParams sampling;
+  std::string kv_dtype = "fp32", logits_file, logits_rows = "last", format = "text";
+  bool mtp_logits = false;
+
+  void add(CLI::App& app) {
+    model.add(app);
+    prompts.add(app);
+    app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")->check(CLI::Range(int64_t{0}, int64_t{1} << 24))->capture_default_str();
+    app.add_flag("--ignore-eos", ignore_eos, "Go on after a stop token");
+    app.add_option("--temperature", sampling.temperature, "0 takes the likeliest token")->check(CLI::Range(0.0, 1e3))->capture_default_str();
+    app.add_option("--top-k", sampling.top_k, "Draw from the K likeliest; 0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
+    app.add_option("--top-p", sampling.top_p, "Draw from the likeliest that hold this share")->check(CLI::Range(1e-6, 1.0))->capture_default_str();
+    app.add_option("--min-p", sampling.min_p, "Leave out tokens below this share of the likeliest")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+    app.add_option("--seed", sampling.seed, "Of the draws")->capture_default_str();
+    app.add_option("--chunk-rows", chunk_rows, "Prompt rows of a sequence in one forward")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+    app.add_option("--parallel", parallel, "Sequences that run at once")->check(CLI::Range(1, 4096))->capture_default_str();
+    app.add_option("--kv-dtype", kv_dtype, "How keys and values are stored")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
+    app.add_option("--format", format, "How one prompt's answer is printed")->check(CLI::IsMember({"text", "ids", "jsonl"}))->capture_default_str();
+    app.add_option("--logits", logits_file, "Write logits [rows, vocab] and tokens to a safetensors file")->type_name("FILE");
+    app.add_option("--logits-rows", logits_rows, "last: rows that predict generated tokens; all: every row")
+        ->check(CLI::IsMember({"last", "all"}))->capture_default_str();
+    app.add_flag("--mtp-logits", mtp_logits, "Also the draft head's logits of every row");
+  }
+};
+
+// Everything one prompt produced.
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::string text;
+  std::optional<Finish> finish;
+  std::vector<float> logits, draft_logits;
+  std::optional<StreamDecoder> decoder;
+};
+
+// The result of a prompt as JSON; with `hashes`, as the receipt keeps it.
+Json answer_json(const Json& id, const Answer& a, bool has_text, bool hashes) {
+  Json j = {{"id", id}, {"tokens", a.tokens}};
+  if (has_text) j["text"] = a.text;
+  j["finish"] = finish_name(a.finish.value_or(Finish::Interrupted));
+  j["token_hash"] = token_hash(a.tokens);
+  if (hashes && has_text) j["text_sha256"] = sha256_hex(a.text.data(), a.text.size());
+  return j;
+}
+
+void write_logits(const std::string& file, const std::vector<Prompt>& prompts, std::vector<Answer>& answers, int64_t vocab) {
+  std::vector<NamedArray> arrays;
+  std::vector<std::vector<int32_t>> tokens;
+  tokens.reserve(prompts.size());
+  const auto view = [](auto& v, DType dtype, int64_t width) {
+    View out{reinterpret_cast<std::byte*>(v.data()), dtype, Space::Host, 1, {static_cast<int64_t>(v.size())}};
+    return width == 0 ? out : out.reshape({static_cast<int64_t>(v.size()) / width, width});
+  };
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string prefix = prompts.size() == 1 ? "" : fmt::format("{}.", i);
+    tokens.push_back(prompts[i].ids);
+    tokens.back().insert(tokens.back().end(), answers[i].tokens.begin(), answers[i].tokens.end());
+    arrays.push_back({prefix + "tokens", view(tokens.back(), DType::I32, 0)});
+    arrays.push_back({prefix + "logits", view(answers[i].logits, DType::F32, vocab)});
+    if (!answers[i].draft_logits.empty()) arrays.push_back({prefix + "mtp_logits", view(answers[i].draft_logits, DType::F32, vocab)});
+  }
+  write_safetensors(file, arrays);
+}
+
+std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& prompts, const ModelConfig& config,
+                                   const std::vector<int32_t>& stops) {
+  std::vector<Request> requests;
+  for (const Prompt& p : prompts) {
+    const auto length = static_cast<int64_t>(p.ids.size()), room = config.max_position_embeddings - length;
+    const std::string who = p.id.is_null() ? "the prompt" : "prompt " + p.id.dump();
+    if (room < 0 || (room == 0 && o.max_tokens > 0))
+      throw Error(ErrorKind::Input, fmt::format("{} has {} tokens, the model's context holds {}; shorten it", who, length,
+                                                config.max_position_embeddings));
+    for (int32_t id : p.ids)
+      if (id >= config.vocab_size)
+        throw Error(ErrorKind::Input, fmt::format("{} holds token id {}, the vocabulary has {}", who, id, config.vocab_size));
+    Request r;
+    r.prompt = p.ids;
+    r.max_tokens = std::min(o.max_tokens, room);
+    if (!o.ignore_eos) r.stop_ids = stops;
+    r.sampling = o.sampling;
+    requests.push_back(std::move(r));
+  }
+  return requests;
+}
+
+void generate(const Options& o, ToolRun& run) {
+  Receipt& receipt = run.receipt();
+  OpenedModel model = OpenedModel::open(o.model, run);
+  const std::filesystem::path folder = model.checkpoint->folder();
+  std::optional<Tokenizer> tokenizer;
+  if (std::filesystem::exists(folder / "tokenizer.json")) {
+    tokenizer.emplace(Tokenizer::load(folder));
+    receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(), Json(tokenizer->fingerprint()));
+  }
+  const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr);
+  const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : load_stop_ids(folder);
+  const std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
+  if (o.mtp_logits && model.config.mtp_layers == 0)
+    throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
+  receipt.set_effective("stop_ids", stops, o.ignore_eos ? "flag" : "config");
+  receipt.set_effective("kv_dtype", o.kv_dtype, "flag");
+
+  EngineOptions eo;
+  const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
+  eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
+  eo.state.kv_dtype = o.kv_dtype == "bf16" ? DType::BF16 : DType::F32;
+  eo.state.draft_head = o.mtp_logits;
+  int64_t longest = 1;
+  for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
+  eo.max_rows = parallel * std::min(o.chunk_rows, longest);
+  Engine engine(model.load(o.model, o.mtp_logits, run), *model.backend, eo);
+  if (o.mtp_logits && !engine.has_draft_head())
+    throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
+  receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");
+  receipt.set_effective("state_bytes", engine.state().bytes(), "computed");
+
+  const bool jsonl = !o.prompts.jsonl.empty() || o.format == "jsonl", ids_only = !tokenizer || o.format == "ids";
+  std::vector<Answer> answers(prompts.size());
+  for (Answer& a : answers)
+    if (tokenizer) a.decoder.emplace(*tokenizer);
+  size_t printed = 0;
+  const auto print_finished = [&] {
+    for (; jsonl && printed < answers.size() && answers[printed].finish; ++printed)
+      run.print(answer_json(prompts[printed].id, answers[printed], tokenizer.has_value(), false).dump() + "\n");
+  };
+  // Text waits until its token turns out not to be the stop token that ends the answer.
+  SchedulerEvents events;
+  events.token = [&](size_t i, int32_t token) {
+    Answer& a = answers[i];
+    a.tokens.push_back(token);
+    const bool stop = std::find(stops.begin(), stops.end(), token) != stops.end();
+    std::string piece;
+    if (tokenizer && !stop) a.text += piece = a.decoder->push(token);
+    if (!jsonl) run.print(ids_only ? fmt::format("{}{}", a.tokens.size() > 1 ? " " : "", token) : piece);
+  };
+  events.finished = [&](size_t i, Finish why) {
+    Answer& a = answers[i];
+    std::string piece;
+    if (tokenizer) a.text += piece = a.decoder->finish();
+    a.finish = why;
+    if (!jsonl) run.print(ids_only ? "\n" : piece + "\n");
+    print_finished();
+  };
+  if (!o.logits_file.empty())
+    events.logits = [&](size_t i, std::span<const float> row) { answers[i].logits.insert(answers[i].logits.end(), row.begin(), row.end()); };
+  events.draft_logits = [&](size_t i, std::span<const float> row) {
+    answers[i].draft_logits.insert(answers[i].draft_logits.end(), row.begin(), row.end());
+  };
+  events.prompt_rows = [&](int64_t done, int64_t total) { run.progress("prompt rows", done, total); };
+  events.stop = [&] { return run.stopping(); };
+
+  SchedulerOptions so;
+  so.chunk_rows = o.chunk_rows;
+  so.parallel = parallel;
+  so.valid_ids = tokenizer ? tokenizer->vocab_limit() : 0;
+  so.all_logits = !o.logits_file.empty() && o.logits_rows == "all";
+  so.draft_logits = o.mtp_logits;
+  const SchedulerStats stats = run_requests(engine, requests, so, events);
+
+  if (!o.logits_file.empty() && !run.stopping()) write_logits(o.logits_file, prompts, answers, model.config.vocab_size);
+  Json list = Json::array();
+  for (size_t i = 0; i < prompts.size(); ++i) list.push_back(answer_json(prompts[i].id, answers[i], tokenizer.has_value(), true));
+  receipt.result["answers"] = list;
+  receipt.evidence = {{"forwards", stats.forwards}, {"prompt_rows", stats.prompt_rows}, {"decode_rows", stats.decode_rows}};
+  if (!stats.prompt_ns.empty()) receipt.add_series("prompt_forward_ns", "ns", "warm", stats.prompt_ns);
+  if (!stats.decode_ns.empty()) receipt.add_series("decode_forward_ns", "ns", "warm", stats.decode_ns);
+  if (!stats.first_token_ns.empty()) receipt.add_series("first_token_ns", "ns", "warm", stats.first_token_ns);
+  const double prompt_s = std::accumulate(stats.prompt_ns.begin(), stats.prompt_ns.end(), 0.0) / 1e9;
+  const double decode_s = std::accumulate(stats.decode_ns.begin(), stats.decode_ns.end(), 0.0) / 1e9;
+  run.info(fmt::format("{} prompt rows in {:.2f} s, {} decode rows in {:.2f} s{}", stats.prompt_rows, prompt_s,
+                       stats.decode_rows, decode_s,
+                       decode_s > 0 ? fmt::format(" ({:.0f} tokens/s)", static_cast<double>(stats.decode_rows) / decode_s) : ""));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  const ToolInfo info{"fnx-generate",
+                      "Generates text from an EXL3 qwen4_exp checkpoint.",
+                      {"fnx-generate --model fixtures/flashnext-tiny --chat --thinking off --prompt \"What is the capital of Paraguay?\"",
+                       "fnx-generate --model DIR --jsonl prompts.jsonl --temperature 0.7 --seed 1 > answers.jsonl"}};
+  return run_tool(argc, argv, info, [&](CLI::App& app) { options.add(app); }, [&](ToolRun& run) { generate(options, run); });
+}

@@ -1,0 +1,103 @@
+// The reference backend: see make_cpu_backend in kernels/ops.h. One source a family of operations.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "kernels/cpu/threads.h"
+#include "kernels/ops.h"
+
+namespace fnx::cpu {
+
+// Intermediate rows of one operation; grows to the largest request and is reused.
+struct CpuStream : Stream {
+  void synchronize() override {}
+  float* scratch(int which, int64_t count) {
+    if (static_cast<int64_t>(scratch_[which].size()) < count) scratch_[which].resize(count);
+    return scratch_[which].data();
+  }
+
+ private:
+  std::vector<float> scratch_[4];
+};
+
+// Bytes of decoded weights that may be kept; shared by all matrices of a backend.
+struct DecodedBudget {
+  uint64_t limit = 0;
+  std::atomic<uint64_t> used{0};
+  bool take(uint64_t bytes);
+};
+
+// A matrix as panels (kernels/cpu/dense.h). EXL3 weights are decoded at first use and kept while the budget lasts;
+// beyond it they are decoded again at every use.
+class CpuLinear : public Linear {
+ public:
+  CpuLinear(LinearSource source, DecodedBudget& budget);
+
+  // y[r] = W x[r] + bias for rows of stride `in` and `out`; the caller's thread does all of it.
+  void apply(const float* x, int64_t rows, float* y);
+  // The same spread over the pool.
+  void apply(ThreadPool& pool, const float* x, int64_t rows, float* y);
+
+ private:
+  int64_t blocks() const { return (out + exl3::kHadamard - 1) / exl3::kHadamard; }  // of 128 outputs
+  int64_t block_bytes() const;
+  bool keep();  // true when the decoded matrix may be kept
+  void decode_block(int64_t block, std::byte* to) const;
+  void rotate(const float* x, float* xh) const;
+  void block_rows(int64_t block, const std::byte* weights, const float* x, int64_t rows, float* y) const;
+
+  LinearSource source_;
+  DecodedBudget& budget_;
+  bool quantized_ = false, half_ = false;  // half_: panels hold fp16, otherwise fp32
+  int kept_ = -1;                          // -1: not asked yet
+  std::vector<std::byte> panels_;
+  std::vector<uint8_t> decoded_;  // one a block
+};
+
+struct CpuExperts : ExpertBank {
+  struct Expert {
+    std::unique_ptr<CpuLinear> gate, up, down;
+  };
+  std::vector<Expert> list;
+};
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(const CpuOptions& options);
+
+  std::string_view name() const override { return "cpu"; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
+  Buffer allocate(size_t bytes, Space space) override;
+  std::unique_ptr<Linear> load_linear(LinearSource source) override;
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override;
+  void copy(Stream&, View dst, View src) override;
+  void clear(Stream&, View dst) override;
+  void embed(Stream&, View tokens, View table, View out) override;
+  void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) override;
+  void linear(Stream&, const Linear&, View x, View y) override;
+  void add(Stream&, int64_t repeat, View a, View b, View out) override;
+  void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) override;
+  void hc_inject(Stream&, View inj, View y, View stack) override;
+  void gdn(Stream&, const GdnWeights&, const Batch&, View qkv, View z, View b, View a, const GdnState&,
+           View out) override;
+  void qsa_write(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
+  void qsa_select(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
+  void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) override;
+  void router(Stream&, bool normalise, View logits, View ids, View weights) override;
+  void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
+  void swiglu(Stream&, View gate, View up, View out) override;
+  void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) override;
+  void ngram_decode(Stream&, int bits, View packed, View bias, View out) override;
+  void ple_mix(Stream&, const PleWeights&, const Batch&, View key, View value, View state, View stack) override;
+  void sample(Stream&, int64_t valid, std::span<const SampleParams> params, View logits, View ids) override;
+
+ private:
+  // fn(i) for every i: on the pool when the whole is worth waking it.
+  void each(int64_t count, int64_t work_per_item, const std::function<void(int64_t)>& fn);
+
+  ThreadPool pool_;
+  DecodedBudget budget_;
+};
+
+}  // namespace fnx::cpu

@@ -1,0 +1,115 @@
+// Gated delta rule (GDN): causal convolution, token-serial recurrence, gated norm. Rounding points: the convolved row,
+// the normalised query and key, the decayed state, d and the updated state are fp32.
+#include <algorithm>
+
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/math.h"
+
+namespace fnx::cpu {
+
+namespace {
+
+// S *= decay; m = S^T k.
+FNX_CLONES void decay_and_read(float* state, float decay, const float* k, int64_t keys, int64_t values, double* m) {
+  for (int64_t v = 0; v < values; ++v) m[v] = 0;
+  for (int64_t i = 0; i < keys; ++i) {
+    float* s = state + i * values;
+    const double ki = k[i];
+    for (int64_t v = 0; v < values; ++v) {
+      s[v] *= decay;
+      m[v] += s[v] * ki;
+    }
+  }
+}
+
+// S += k d^T; o = S^T q.
+FNX_CLONES void write_and_query(float* state, const float* k, const float* q, const float* d, int64_t keys,
+                                int64_t values, double* o) {
+  for (int64_t v = 0; v < values; ++v) o[v] = 0;
+  for (int64_t i = 0; i < keys; ++i) {
+    float* s = state + i * values;
+    const double ki = k[i], qi = q[i];
+    for (int64_t v = 0; v < values; ++v) {
+      s[v] = static_cast<float>(s[v] + ki * d[v]);
+      o[v] += s[v] * qi;
+    }
+  }
+}
+
+}  // namespace
+
+void CpuBackend::gdn(Stream& stream, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a,
+                     const GdnState& state, View out) {
+  auto& s = static_cast<CpuStream&>(stream);
+  const int64_t channels = w.conv.shape[0], history = w.taps - 1;
+  const int64_t key_width = w.key_heads * w.key_dim, value_width = w.value_heads * w.value_dim;
+  float* conv = s.scratch(0, batch.rows * channels);
+
+  // Convolution of every row, then q and k of every key head normalised in place.
+  std::vector<int32_t> lane_of(batch.rows);
+  for (size_t i = 0; i < batch.lanes.size(); ++i)
+    std::fill_n(lane_of.begin() + batch.lanes[i].first_row, batch.lanes[i].rows, static_cast<int32_t>(i));
+  each(batch.rows, channels * 16, [&](int64_t r) {
+    const Lane& lane = batch.lanes[lane_of[r]];
+    const float* taps = w.conv.as<float>();
+    const float* past = state.conv.as<float>() + lane.slot * history * channels;
+    const auto row = [&](int64_t back) {  // the qkv row `back` rows before this one
+      const int64_t i = r - lane.first_row - back;
+      return i >= 0 ? qkv.as<float>() + (r - back) * channels : past + (history + i) * channels;
+    };
+    float* c = conv + r * channels;
+    for (int64_t ch = 0; ch < channels; ++ch) {
+      double sum = 0;
+      for (int64_t t = 0; t < w.taps; ++t) sum += double{taps[ch * w.taps + t]} * row(history - t)[ch];
+      c[ch] = static_cast<float>(silu(sum));
+    }
+    for (int64_t h = 0; h < 2 * w.key_heads; ++h) {
+      float* x = c + h * w.key_dim;
+      double scale = 1.0 / std::sqrt(dot(x, x, w.key_dim) + 1e-6);
+      if (h < w.key_heads) scale /= std::sqrt(static_cast<double>(w.key_dim));
+      for (int64_t i = 0; i < w.key_dim; ++i) x[i] = static_cast<float>(x[i] * scale);
+    }
+  });
+
+  // Each lane's heads are independent; rows of a lane follow one another.
+  const auto lanes = static_cast<int64_t>(batch.lanes.size());
+  each(lanes * w.value_heads, w.key_dim * w.value_dim * 2, [&](int64_t i) {
+    const Lane& lane = batch.lanes[i / w.value_heads];
+    const int64_t head = i % w.value_heads, key_head = head / (w.value_heads / w.key_heads);
+    float* S = state.delta.as<float>() + (lane.slot * w.value_heads + head) * w.key_dim * w.value_dim;
+    thread_local std::vector<double> m, o;
+    thread_local std::vector<float> d;
+    m.resize(w.value_dim), o.resize(w.value_dim), d.resize(w.value_dim);
+    for (int64_t r = lane.first_row; r < lane.first_row + lane.rows; ++r) {
+      const float* c = conv + r * channels;
+      const float *q = c + key_head * w.key_dim, *k = c + key_width + key_head * w.key_dim;
+      const float* v = c + 2 * key_width + head * w.value_dim;
+      const double beta = sigmoid(b.as<float>()[r * w.value_heads + head]);
+      const double g = -std::exp(double{w.a_log.as<float>()[head]}) *
+                       softplus(double{a.as<float>()[r * w.value_heads + head]} + w.dt_bias.as<float>()[head]);
+      decay_and_read(S, static_cast<float>(std::exp(g)), k, w.key_dim, w.value_dim, m.data());
+      for (int64_t x = 0; x < w.value_dim; ++x) d[x] = static_cast<float>((v[x] - m[x]) * beta);
+      write_and_query(S, k, q, d.data(), w.key_dim, w.value_dim, o.data());
+
+      double squares = 0;
+      for (int64_t x = 0; x < w.value_dim; ++x) squares += o[x] * o[x];
+      const double scale = 1.0 / std::sqrt(squares / static_cast<double>(w.value_dim) + w.eps);
+      for (int64_t x = 0; x < w.value_dim; ++x) {
+        const int64_t at = r * value_width + head * w.value_dim + x;
+        const double gate = z.as<float>()[at];
+        out.as<float>()[at] = static_cast<float>(w.norm.as<float>()[x] * (o[x] * scale) *
+                                                 (w.gate == Gate::Silu ? silu(gate) : sigmoid(gate)));
+      }
+    }
+  });
+
+  for (const Lane& lane : batch.lanes) {
+    float* past = state.conv.as<float>() + lane.slot * history * channels;
+    const int64_t kept = std::max<int64_t>(0, history - lane.rows), fresh = history - kept;
+    if (kept > 0) std::copy(past + (history - kept) * channels, past + history * channels, past);
+    std::copy_n(qkv.as<float>() + (lane.first_row + lane.rows - fresh) * channels, fresh * channels,
+                past + kept * channels);
+  }
+}
+
+}  // namespace fnx::cpu

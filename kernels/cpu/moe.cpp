@@ -1,0 +1,99 @@
+// Router, routed experts, shared expert's activation, combination in slot order.
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/math.h"
+
+namespace fnx::cpu {
+
+void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View weights) {
+  const int64_t rows = logits.shape[0], experts = logits.shape[1], k = ids.shape[1];
+  each(rows, experts * 16, [&](int64_t r) {
+    const float* x = logits.as<float>() + r * experts;
+    thread_local std::vector<double> e;
+    thread_local std::vector<float> p;
+    thread_local std::vector<int32_t> order;
+    e.resize(experts), p.resize(experts), order.resize(experts);
+    const double highest = *std::max_element(x, x + experts);
+    double total = 0;
+    for (int64_t i = 0; i < experts; ++i) total += e[i] = std::exp(x[i] - highest);
+    for (int64_t i = 0; i < experts; ++i) p[i] = static_cast<float>(e[i] / total);
+    std::iota(order.begin(), order.end(), 0);
+    // NaN ranks below every number, so that the order stays total and the lowest ids win.
+    const auto rank = [&](int32_t i) { return std::isnan(p[i]) ? -1.0f : p[i]; };
+    std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int32_t a, int32_t b) {
+      return rank(a) != rank(b) ? rank(a) > rank(b) : a < b;
+    });
+    double sum = 0;
+    for (int64_t j = 0; j < k; ++j) sum += p[order[j]];
+    for (int64_t j = 0; j < k; ++j) {
+      ids.as<int32_t>()[r * k + j] = order[j];
+      weights.as<float>()[r * k + j] = normalise ? static_cast<float>(p[order[j]] / sum) : p[order[j]];
+    }
+  });
+}
+
+std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts) {
+  auto bank = std::make_unique<CpuExperts>();
+  bank->experts = static_cast<int64_t>(experts.size());
+  bank->in = experts.at(0).gate.in;
+  bank->width = experts.at(0).gate.out;
+  for (ExpertSource& e : experts)
+    bank->list.push_back({std::make_unique<CpuLinear>(std::move(e.gate), budget_),
+                          std::make_unique<CpuLinear>(std::move(e.up), budget_),
+                          std::make_unique<CpuLinear>(std::move(e.down), budget_)});
+  return bank;
+}
+
+namespace {
+void swiglu_row(const float* gate, const float* up, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(silu(gate[i]) * up[i]);
+}
+}  // namespace
+
+void CpuBackend::experts(Stream&, const ExpertBank& bank, View x, View ids, View slots) {
+  auto& list = const_cast<CpuExperts&>(static_cast<const CpuExperts&>(bank)).list;
+  const int64_t pairs = ids.size(), k = ids.shape[1], in = bank.in, width = bank.width;
+  // (row, slot) pairs by expert; an expert's weights are read once for all of its rows.
+  std::vector<std::vector<int64_t>> of(bank.experts);
+  std::vector<int32_t> used;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const int32_t e = ids.as<int32_t>()[i];
+    if (of[e].empty()) used.push_back(e);
+    of[e].push_back(i);
+  }
+  each(static_cast<int64_t>(used.size()), in * width * 3, [&](int64_t u) {
+    const std::vector<int64_t>& mine = of[used[u]];
+    const auto n = static_cast<int64_t>(mine.size());
+    thread_local std::vector<float> rows, gate, up, down;
+    rows.resize(n * in), gate.resize(n * width), up.resize(n * width), down.resize(n * in);
+    for (int64_t i = 0; i < n; ++i) std::copy_n(x.as<float>() + mine[i] / k * in, in, rows.data() + i * in);
+    list[used[u]].gate->apply(rows.data(), n, gate.data());
+    list[used[u]].up->apply(rows.data(), n, up.data());
+    swiglu_row(gate.data(), up.data(), n * width, gate.data());
+    list[used[u]].down->apply(gate.data(), n, down.data());
+    for (int64_t i = 0; i < n; ++i) std::copy_n(down.data() + i * in, in, slots.as<float>() + mine[i] * in);
+  });
+}
+
+void CpuBackend::swiglu(Stream&, View gate, View up, View out) {
+  const int64_t rows = gate.shape[0], width = gate.row_size();
+  each(rows, width * 16, [&](int64_t r) {
+    swiglu_row(gate.as<float>() + r * width, up.as<float>() + r * width, width, out.as<float>() + r * width);
+  });
+}
+
+void CpuBackend::combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) {
+  const int64_t rows = y.shape[0], hidden = y.shape[1], k = weights.shape[1];
+  each(rows, hidden * (k + 1), [&](int64_t r) {
+    thread_local std::vector<double> sum;
+    sum.assign(hidden, 0.0);
+    for (int64_t j = 0; j < k; ++j)
+      axpy(weights.as<float>()[r * k + j], slots.as<float>() + (r * k + j) * hidden, hidden, sum.data());
+    axpy(sigmoid(shared_gate.as<float>()[r]), shared.as<float>() + r * hidden, hidden, sum.data());
+    for (int64_t h = 0; h < hidden; ++h) y.as<float>()[r * hidden + h] = static_cast<float>(sum[h]);
+  });
+}
+
+}  // namespace fnx::cpu

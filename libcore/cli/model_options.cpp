@@ -1,0 +1,49 @@
+#include "libcore/cli/model_options.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "kernels/error.h"
+
+namespace fnx {
+
+void ModelOptions::add(CLI::App& app) {
+  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp)")->required()->type_name("DIR");
+  app.add_option("--backend", backend, "Where the model runs")->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
+  app.add_option("--threads", threads, "Threads of the cpu backend; 0: one a core")->check(CLI::Range(0, 1024))->capture_default_str();
+  app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
+}
+
+OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
+  OpenedModel m;
+  if (options.backend == "cuda")
+    throw Error(ErrorKind::Unsupported, "--backend cuda: this build has no cuda backend; use --backend cpu");
+  m.checkpoint = std::make_unique<Checkpoint>(options.model);
+  m.config = ModelConfig::load(m.checkpoint->folder() / "config.json");
+  uint64_t bytes = 0;
+  for (const SourceFile& f : m.checkpoint->files()) bytes += f.bytes;
+  const std::filesystem::path folder = std::filesystem::path(options.model).lexically_normal();
+  run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(), bytes);
+  m.backend = make_cpu_backend({options.threads, 0});
+  run.receipt().set_effective("backend", std::string(m.backend->name()),
+                              options.backend == "auto" ? "default: no cuda backend in this build" : "flag");
+  return m;
+}
+
+Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
+  const auto began = std::chrono::steady_clock::now();
+  LoadOptions load;
+  load.draft_head = draft_head;
+  load.accept_raw_norms = options.accept_raw_norms;
+  Weights w = Weights::load(*checkpoint, config, *backend, load, [&](int64_t done, int64_t total) {
+    run.progress("loading layers", done, total);
+    if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
+  });
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
+  run.receipt().add_series("load_ns", "ns", "cold", {took.count()});
+  return w;
+}
+
+}  // namespace fnx

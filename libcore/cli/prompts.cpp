@@ -1,0 +1,134 @@
+#include "libcore/cli/prompts.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+
+#include "kernels/error.h"
+#include "libcore/text/chat.h"
+
+namespace fnx {
+
+namespace {
+
+std::vector<int32_t> parse_ids(std::string_view text) {
+  std::vector<int32_t> ids;
+  const char *p = text.data(), *end = p + text.size();
+  const auto separator = [](char c) { return c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
+  while (true) {
+    while (p != end && separator(*p)) ++p;
+    if (p == end) return ids;
+    int32_t id = 0;
+    const auto [next, error] = std::from_chars(p, end, id);
+    if (error != std::errc{} || id < 0 || (next != end && !separator(*next)))
+      throw Error(ErrorKind::Usage, fmt::format("--token-ids: \"{}\" is no token id; give numbers as in 1,2,3",
+                                                std::string_view(p, std::min<size_t>(end - p, 20))));
+    ids.push_back(id);
+    p = next;
+  }
+}
+
+void need_tokenizer(const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr)
+    throw Error(ErrorKind::Input, "the checkpoint has no tokenizer.json: give --token-ids, or \"tokens\" in --jsonl");
+}
+
+std::vector<int32_t> encode_chat(std::vector<ChatMessage> messages, const PromptOptions& o, const Tokenizer& tokenizer) {
+  return tokenizer.encode(render_chat(messages, o.thinking == "on"));
+}
+
+Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o, const Tokenizer* tokenizer) {
+  const Json j = parse_json(line, "line");
+  if (!j.is_object()) throw Error(ErrorKind::Input, "not a JSON object");
+  Prompt p;
+  p.id = number;
+  int sources = 0;
+  for (const auto& [key, value] : j.items()) {
+    if (key == "id") {
+      if (!value.is_string() && !value.is_number_integer()) throw Error(ErrorKind::Input, "\"id\" is neither a string nor an integer");
+      p.id = value;
+      continue;
+    }
+    ++sources;
+    if (key == "prompt") {
+      if (!value.is_string()) throw Error(ErrorKind::Input, "\"prompt\" is not a string");
+      need_tokenizer(tokenizer);
+      const std::string text = value;
+      p.ids = o.chat ? encode_chat({{"user", text}}, o, *tokenizer) : tokenizer->encode(text);
+    } else if (key == "messages") {
+      need_tokenizer(tokenizer);
+      p.ids = encode_chat(parse_messages(value), o, *tokenizer);
+    } else if (key == "tokens") {
+      if (!value.is_array()) throw Error(ErrorKind::Input, "\"tokens\" is not a list");
+      for (const Json& t : value) {
+        if (!t.is_number_integer() || t < 0 || t > INT32_MAX) throw Error(ErrorKind::Input, "\"tokens\" holds " + t.dump());
+        p.ids.push_back(t);
+      }
+    } else {
+      throw Error(ErrorKind::Input, fmt::format("unknown key \"{}\"; id, prompt, messages and tokens are known", key));
+    }
+  }
+  if (sources != 1) throw Error(ErrorKind::Input, "exactly one of prompt, messages and tokens is needed");
+  return p;
+}
+
+}  // namespace
+
+std::string read_text(const std::string& path) {
+  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  if (!in || !(text << in.rdbuf() || in.peek() == EOF))
+    throw Error(ErrorKind::Input, fmt::format("cannot read {}", path));
+  return text.str();
+}
+
+void PromptOptions::add(CLI::App& app) {
+  app.add_option("--prompt", prompt, "Prompt text")->type_name("TEXT");
+  app.add_option("--prompt-file", prompt_file, "File with one prompt; - is stdin")->type_name("FILE");
+  app.add_option("--token-ids", token_ids, "Prompt as ids: 1,2,3")->type_name("IDS");
+  app.add_option("--jsonl", jsonl, "One object a line: id and one of prompt, messages, tokens; - is stdin")->type_name("FILE");
+  app.add_flag("--chat", chat, "Wrap a prompt text as one user message of the chat template");
+  app.add_option("--thinking", thinking, "Whether the chat template opens a thinking part")
+      ->check(CLI::IsMember({"on", "off"}))->capture_default_str();
+}
+
+std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer) {
+  const int given = !o.prompt.empty() + !o.prompt_file.empty() + !o.token_ids.empty() + !o.jsonl.empty();
+  if (given != 1) throw Error(ErrorKind::Usage, "give exactly one of --prompt, --prompt-file, --token-ids and --jsonl");
+  std::vector<Prompt> prompts;
+  if (!o.token_ids.empty()) {
+    prompts.push_back({nullptr, parse_ids(o.token_ids)});
+  } else if (o.jsonl.empty()) {
+    need_tokenizer(tokenizer);
+    const std::string source = o.prompt.empty() ? o.prompt_file : "--prompt";
+    const std::string text = o.prompt.empty() ? read_text(o.prompt_file) : o.prompt;
+    try {
+      prompts.push_back({nullptr, o.chat ? encode_chat({{"user", text}}, o, *tokenizer) : tokenizer->encode(text)});
+    } catch (const Error& e) {
+      throw Error(e.kind(), fmt::format("{}: {}", source == "-" ? "stdin" : source, e.what()));
+    }
+  } else {
+    std::istringstream lines(read_text(o.jsonl));
+    std::string line;
+    for (size_t number = 1; std::getline(lines, line); ++number) {
+      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      try {
+        prompts.push_back(parse_line(line, number, o, tokenizer));
+      } catch (const Error& e) {
+        throw Error(e.kind(), fmt::format("{}, line {}: {}", o.jsonl == "-" ? "stdin" : o.jsonl, number, e.what()));
+      }
+    }
+  }
+  for (const Prompt& p : prompts)
+    if (p.ids.empty())
+      throw Error(ErrorKind::Input, fmt::format("prompt {}is empty: give at least one token",
+                                                p.id.is_null() ? "" : p.id.dump() + " "));
+  return prompts;
+}
+
+}  // namespace fnx

@@ -1,0 +1,33 @@
+// Prompts of a command line: one text, one id list or a JSONL file, as token ids.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libcore/cli/tool.h"
+#include "libcore/text/tokenizer.h"
+
+namespace fnx {
+
+struct PromptOptions {
+  std::string prompt, prompt_file, token_ids, jsonl;
+  bool chat = false;
+  std::string thinking = "on";
+
+  void add(CLI::App& app);
+};
+
+struct Prompt {
+  Json id;                   // of a JSONL line; null otherwise
+  std::vector<int32_t> ids;
+};
+
+// The whole of a file, or of stdin for "-"; throws Input.
+std::string read_text(const std::string& path);
+
+// Throws Usage unless exactly one source is given, Input naming line and reason for a bad line. `tokenizer` may be null:
+// then only ids are possible.
+std::vector<Prompt> read_prompts(const PromptOptions& options, const Tokenizer* tokenizer);
+
+}  // namespace fnx

@@ -1,0 +1,166 @@
+#include "libcore/engine/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "kernels/error.h"
+
+namespace fnx {
+
+namespace {
+
+struct Active {
+  size_t request = 0;
+  int32_t slot = 0;
+  size_t prompt_done = 0;  // prompt tokens in the state
+  int64_t generated = 0;
+  int32_t pending = -1;    // drawn and not yet in the state
+};
+
+double now_ns() {
+  return static_cast<double>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                 std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+// The last generated token is never fed back.
+int64_t state_tokens(const Request& r) { return static_cast<int64_t>(r.prompt.size()) + std::max<int64_t>(0, r.max_tokens - 1); }
+
+}  // namespace
+
+StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions) {
+  StateOptions s;
+  s.slots = std::max<int64_t>(1, std::min<int64_t>(parallel, static_cast<int64_t>(requests.size())));
+  std::vector<int64_t> need;
+  for (const Request& r : requests) {
+    const auto whole = static_cast<int64_t>(r.prompt.size()) + r.max_tokens;
+    if (whole > max_positions)
+      throw Error(ErrorKind::Input, fmt::format("a prompt of {} tokens and {} to generate exceed the model's context of {} "
+                                                "tokens; shorten the prompt or lower --max-tokens", r.prompt.size(),
+                                                r.max_tokens, max_positions));
+    need.push_back(state_tokens(r));
+  }
+  std::sort(need.rbegin(), need.rend());
+  need.resize(std::min<size_t>(need.size(), s.slots));
+  s.max_tokens = need.empty() ? 1 : need.front();
+  // Every slot may hold the longest sequences at once; each rounds up to a page by itself, which the pool allows for.
+  s.tokens = std::accumulate(need.begin(), need.end(), int64_t{0});
+  return s;
+}
+
+SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, const SchedulerOptions& o,
+                            const SchedulerEvents& events) {
+  SchedulerStats stats;
+  const int64_t vocab = engine.config().vocab_size;
+  const int64_t valid = o.valid_ids > 0 ? std::min(o.valid_ids, vocab) : vocab;
+  const double began = now_ns();
+  stats.first_token_ns.assign(requests.size(), 0);
+  std::vector<Active> active;
+  size_t next = 0;
+  int64_t prompt_total = 0, prompt_done = 0;
+  for (const Request& r : requests) {
+    if (r.prompt.empty()) throw Error(ErrorKind::Input, "a prompt without tokens: give at least one");
+    prompt_total += static_cast<int64_t>(r.prompt.size());
+  }
+  const auto finish = [&](const Active& a, Finish why) {
+    engine.state().close(a.slot);
+    if (events.finished) events.finished(a.request, why);
+  };
+
+  while (next < requests.size() || !active.empty()) {
+    if (events.stop && events.stop()) {
+      for (const Active& a : active) finish(a, Finish::Interrupted);
+      for (; next < requests.size(); ++next)
+        if (events.finished) events.finished(next, Finish::Interrupted);
+      break;
+    }
+    while (next < requests.size() && static_cast<int64_t>(active.size()) < o.parallel) {
+      active.push_back({next, engine.state().open()});
+      ++next;
+    }
+
+    // One lane a sequence: its next prompt chunk or its pending token.
+    std::vector<LaneInput> lanes;
+    bool any_prompt = false;
+    for (Active& a : active) {
+      const Request& r = requests[a.request];
+      if (a.prompt_done < r.prompt.size()) {
+        const size_t n = std::min<size_t>(o.chunk_rows, r.prompt.size() - a.prompt_done);
+        lanes.push_back({a.slot, std::span(r.prompt).subspan(a.prompt_done, n)});
+        a.prompt_done += n;
+        any_prompt = true;
+        stats.prompt_rows += static_cast<int64_t>(n);
+        prompt_done += static_cast<int64_t>(n);
+      } else {
+        lanes.push_back({a.slot, std::span(&a.pending, 1)});
+        ++stats.decode_rows;
+      }
+    }
+    const double step_began = now_ns();
+    engine.forward(lanes);
+    ++stats.forwards;
+    if (any_prompt && events.prompt_rows) events.prompt_rows(prompt_done, prompt_total);
+
+    if (o.draft_logits && engine.has_draft_head())
+      for (size_t i = 0; i < active.size(); ++i) {
+        const Engine::DraftRows& d = engine.draft_rows()[i];
+        for (int32_t j = 0; j < d.count; ++j)
+          events.draft_logits(active[i].request, engine.to_host(engine.draft_logits(std::vector<int32_t>{d.first_row + j})));
+      }
+    int32_t row = 0;
+    std::vector<int32_t> last;       // rows to draw from
+    std::vector<size_t> drawing;     // their index in `active`
+    for (size_t i = 0; i < active.size(); ++i) {
+      const auto count = static_cast<int32_t>(lanes[i].tokens.size());
+      if (o.all_logits)  // the last row is reported with its draw below
+        for (int32_t j = 0; j + 1 < count; ++j)
+          events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row + j})));
+      row += count;
+      if (active[i].prompt_done < requests[active[i].request].prompt.size()) {
+        if (o.all_logits) events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row - 1})));
+        continue;
+      }
+      last.push_back(row - 1);
+      drawing.push_back(i);
+    }
+    if (!last.empty()) {
+      std::vector<SampleParams> params;
+      for (size_t i : drawing) {
+        SampleParams p = requests[active[i].request].sampling;
+        p.stream = active[i].request;
+        p.position = engine.state().length(active[i].slot);
+        params.push_back(p);
+      }
+      const View logits = engine.logits(last);
+      const std::vector<int32_t> drawn = engine.sample(valid, params);
+      std::vector<char> done(active.size(), 0);
+      for (size_t d = 0; d < drawing.size(); ++d) {
+        Active& a = active[drawing[d]];
+        const Request& r = requests[a.request];
+        if (events.logits) events.logits(a.request, engine.to_host(logits.rows(static_cast<int64_t>(d), 1)));
+        if (r.max_tokens == 0) {  // a run for its prompt's logits alone
+          finish(a, Finish::Length);
+          done[drawing[d]] = 1;
+          continue;
+        }
+        a.pending = drawn[d];
+        if (a.generated++ == 0) stats.first_token_ns[a.request] = now_ns() - began;
+        if (events.token) events.token(a.request, a.pending);
+        const bool stop = std::find(r.stop_ids.begin(), r.stop_ids.end(), a.pending) != r.stop_ids.end();
+        if (!stop && a.generated < r.max_tokens) continue;
+        finish(a, stop ? Finish::Stop : Finish::Length);
+        done[drawing[d]] = 1;
+      }
+      size_t kept = 0;
+      for (size_t i = 0; i < active.size(); ++i)
+        if (!done[i]) active[kept++] = active[i];
+      active.resize(kept);
+    }
+    (any_prompt ? stats.prompt_ns : stats.decode_ns).push_back(now_ns() - step_began);
+  }
+  return stats;
+}
+
+}  // namespace fnx

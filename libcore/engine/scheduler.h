@@ -1,0 +1,55 @@
+// Runs requests to their ends: several sequences in one forward, prompts in chunks, one draw a sequence and step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "libcore/engine/engine.h"
+
+namespace fnx {
+
+struct Request {
+  std::vector<int32_t> prompt;      // one token or more
+  int64_t max_tokens = 128;         // to generate
+  std::vector<int32_t> stop_ids;    // generation ends with the first of these, which is kept
+  SampleParams sampling;            // `stream` and `position` are set by the scheduler
+};
+
+enum class Finish : uint8_t { Length, Stop, Interrupted };
+constexpr const char* finish_name(Finish f) {
+  return f == Finish::Length ? "length" : f == Finish::Stop ? "stop" : "interrupted";
+}
+
+struct SchedulerOptions {
+  int64_t chunk_rows = 256;   // prompt rows of one sequence in one forward
+  int64_t parallel = 1;       // sequences that run at once
+  int64_t valid_ids = 0;      // ids at or above are never drawn; 0: the whole vocabulary
+  bool all_logits = false;    // report the logits of every row, not of those that predict generated tokens
+  bool draft_logits = false;  // report the draft head's logits of every absorbed row
+};
+
+// What a run reports while it goes. Rows are reported in order within a request; requests may interleave.
+struct SchedulerEvents {
+  std::function<void(size_t request, int32_t token)> token;
+  std::function<void(size_t request, Finish)> finished;
+  std::function<void(size_t request, std::span<const float> logits)> logits;        // one row [V]
+  std::function<void(size_t request, std::span<const float> logits)> draft_logits;  // one row [V]
+  std::function<void(int64_t done, int64_t total)> prompt_rows;                     // over all requests
+  std::function<bool()> stop;                                                       // asked before every step
+};
+
+struct SchedulerStats {
+  int64_t forwards = 0, prompt_rows = 0, decode_rows = 0;
+  std::vector<double> prompt_ns, decode_ns;  // one sample a forward; a forward with any prompt row counts as prompt
+  std::vector<double> first_token_ns;        // one a request, from the start of the run
+};
+
+// Number of tokens that the KV pool needs for these requests: pass to StateOptions.
+StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions);
+
+SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, const SchedulerOptions& options,
+                            const SchedulerEvents& events);
+
+}  // namespace fnx

@@ -1,0 +1,155 @@
+#include "libcore/engine/state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/error.h"
+
+namespace fnx {
+
+namespace {
+constexpr int64_t kPageTokens = 64;  // at least; a page holds whole index blocks
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+}  // namespace
+
+StatePool::StatePool(const ModelConfig& config, Backend& backend, const StateOptions& options)
+    : config_(config), backend_(backend), options_(options), stream_(backend.make_stream()), sequences_(options.slots) {
+  const int64_t ratio = std::max<int64_t>(1, config.index_ratio), slots = options.slots;
+  page_tokens_ = divide_up(kPageTokens, ratio) * ratio;
+  pages_ = divide_up(options.tokens, page_tokens_) + slots;  // a sequence's last page is partly empty
+  const auto qsa_cache = [&] {
+    KvCache kv;
+    kv.page_tokens = page_tokens_;
+    kv.keys = make(options.kv_dtype, {pages_, page_tokens_, config.kv_heads, config.head_dim});
+    kv.values = make(options.kv_dtype, {pages_, page_tokens_, config.kv_heads, config.head_dim});
+    kv.index_keys = make(DType::F32, {pages_, page_tokens_ / ratio, config.index_head_dim});
+    kv.raw_keys = make(DType::F32, {slots, ratio, config.index_head_dim});
+    return kv;
+  };
+  gdn_.resize(config.layers()), kv_.resize(config.layers());
+  for (int64_t l = 0; l < config.layers(); ++l) {
+    if (config.layer_types[l] == LayerType::SparseAttention) {
+      kv_[l] = qsa_cache();
+      continue;
+    }
+    gdn_[l].conv = make(DType::F32, {slots, config.gdn_conv_kernel - 1, config.gdn_conv_width()});
+    gdn_[l].delta = make(DType::F32, {slots, config.gdn_value_heads, config.gdn_key_dim, config.gdn_value_dim});
+  }
+  const int64_t ple_rows = (config.ple_conv_kernel - 1) * config.ngram_size;
+  for (size_t i = 0; i < config.ple_layers.size(); ++i)
+    ple_.push_back(make(DType::F32, {slots, ple_rows, config.streams * config.hidden_size}));
+  if (options.draft_head) {
+    kv_.push_back(qsa_cache());
+    last_stack_ = make(DType::F32, {slots, config.streams, config.hidden_size});
+  }
+  table_ = make(DType::I32, {slots, std::min(pages_, divide_up(options.max_tokens, page_tokens_))});
+  free_pages_.resize(pages_);
+  std::iota(free_pages_.rbegin(), free_pages_.rend(), 0);
+}
+
+View StatePool::make(DType dtype, std::initializer_list<int64_t> dims) {
+  size_t bytes = dtype_size(dtype);
+  for (int64_t d : dims) bytes *= static_cast<size_t>(d);
+  buffers_.push_back(backend_.allocate(bytes, Space::Device));
+  return buffers_.back().view(dtype, dims);
+}
+
+int64_t StatePool::bytes() const {
+  int64_t n = 0;
+  for (const Buffer& b : buffers_) n += static_cast<int64_t>(b.bytes());
+  return n;
+}
+
+int32_t StatePool::open() {
+  const auto it = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.open; });
+  if (it == sequences_.end())
+    throw Error(ErrorKind::Unsupported, fmt::format("all {} sequence slots are in use; raise --parallel", sequences_.size()));
+  it->open = true;
+  const auto slot = static_cast<int32_t>(it - sequences_.begin());
+  const auto clear = [&](const View& v) {
+    if (v && v.size() > 0) backend_.clear(*stream_, v.rows(slot, 1));
+  };
+  for (const GdnState& s : gdn_) clear(s.conv), clear(s.delta);
+  for (const KvCache& kv : kv_) clear(kv.raw_keys);
+  for (const View& v : ple_) clear(v);
+  clear(last_stack_);
+  stream_->synchronize();
+  return slot;
+}
+
+void StatePool::close(int32_t slot) {
+  free_pages_.insert(free_pages_.end(), sequences_[slot].pages.rbegin(), sequences_[slot].pages.rend());
+  sequences_[slot] = {};
+}
+
+void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
+  Sequence& s = sequences_[slot];
+  const auto length = static_cast<int64_t>(s.tokens.size() + tokens.size());
+  if (length > options_.max_tokens)
+    throw Error(ErrorKind::Unsupported, fmt::format("a sequence of {} tokens exceeds the limit of {} tokens", length,
+                                                    options_.max_tokens));
+  const int64_t need = divide_up(length, page_tokens_) - static_cast<int64_t>(s.pages.size());
+  if (need > static_cast<int64_t>(free_pages_.size()))
+    throw Error(ErrorKind::Unsupported, fmt::format("{} more KV pages of {} tokens are needed, {} are free; lower --parallel "
+                                                    "or --max-tokens", need, page_tokens_, free_pages_.size()));
+  if (need > 0) {
+    const auto first = static_cast<int64_t>(s.pages.size());
+    for (int64_t i = 0; i < need; ++i) {
+      s.pages.push_back(free_pages_.back());
+      free_pages_.pop_back();
+    }
+    const View row = table_.rows(slot, 1).reshape({table_.shape[1]}).rows(first, need);
+    backend_.copy(*stream_, row, View{reinterpret_cast<std::byte*>(s.pages.data() + first), DType::I32, Space::Host, 1, {need}});
+    stream_->synchronize();
+  }
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+}
+
+void StatePool::dump_view(const View& v, std::vector<std::byte>& out) const {
+  const size_t at = out.size();
+  out.resize(at + v.bytes());
+  View host = v;
+  host.space = Space::Host, host.data = out.data() + at;
+  backend_.copy(*stream_, host, v);
+}
+
+std::vector<std::byte> StatePool::dump(int32_t slot) const {
+  std::vector<std::byte> out;
+  const Sequence& s = sequences_[slot];
+  const auto* ids = reinterpret_cast<const std::byte*>(s.tokens.data());
+  out.assign(ids, ids + s.tokens.size() * sizeof(int32_t));
+  for (const GdnState& g : gdn_)
+    if (g.delta) {
+      dump_view(g.delta.rows(slot, 1), out);
+      if (g.conv.size() > 0) dump_view(g.conv.rows(slot, 1), out);
+    }
+  for (const View& v : ple_)
+    if (v.size() > 0) dump_view(v.rows(slot, 1), out);
+  if (last_stack_) dump_view(last_stack_.rows(slot, 1), out);
+  for (size_t i = 0; i < kv_.size(); ++i) {
+    const KvCache& kv = kv_[i];
+    if (!kv.keys) continue;
+    dump_view(kv.raw_keys.rows(slot, 1), out);
+    // The draft head is one row behind: its last row waits for the next token.
+    const bool draft = options_.draft_head && i + 1 == kv_.size();
+    int64_t left = length(slot) - (draft ? 1 : 0), blocks = left / config_.index_ratio;
+    for (size_t p = 0; p < s.pages.size() && left > 0; ++p, left -= page_tokens_) {
+      const int64_t n = std::min(left, page_tokens_), per_page = page_tokens_ / config_.index_ratio;
+      const auto in_page = [&](const View& v, int64_t rows) {
+        View page = v.rows(s.pages[p], 1);
+        page = page.reshape({v.shape[1], page.size() / v.shape[1]});
+        dump_view(page.rows(0, rows), out);
+      };
+      in_page(kv.keys, n), in_page(kv.values, n);
+      if (const int64_t b = std::min(blocks, per_page); b > 0) in_page(kv.index_keys, b);
+      blocks -= per_page;
+    }
+  }
+  stream_->synchronize();
+  return out;
+}
+
+}  // namespace fnx

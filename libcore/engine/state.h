@@ -1,0 +1,73 @@
+// What a sequence is between two forwards: recurrent states by slot, keys and values in pages, tokens on the host.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "libcore/engine/weights.h"
+
+namespace fnx {
+
+struct StateOptions {
+  int64_t slots = 1;           // sequences that may live at once
+  int64_t tokens = 0;          // KV capacity over all of them, rounded up to pages
+  int64_t max_tokens = 0;      // of one sequence
+  DType kv_dtype = DType::F32; // F32 or BF16
+  bool draft_head = false;     // also the draft head's caches
+};
+
+// Owned by one engine; not thread-safe.
+class StatePool {
+ public:
+  StatePool(const ModelConfig& config, Backend& backend, const StateOptions& options);
+
+  // A fresh sequence: zero states, no tokens. Throws Unsupported when every slot is in use.
+  int32_t open();
+  void close(int32_t slot);
+  // Makes pages for the tokens that come next and appends them to the history. Throws Unsupported, changing nothing, when
+  // the pool or the sequence's limit is too small.
+  void append(int32_t slot, std::span<const int32_t> tokens);
+
+  int64_t length(int32_t slot) const { return static_cast<int64_t>(sequences_[slot].tokens.size()); }
+  std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
+  const StateOptions& options() const { return options_; }
+  int64_t page_tokens() const { return page_tokens_; }
+  int64_t bytes() const;  // of all buffers
+  View block_table() const { return table_; }
+
+  // By layer; only those of the layer's kind have buffers. The draft head's cache is the last.
+  const GdnState& gdn(int64_t layer) const { return gdn_[layer]; }
+  const KvCache& kv(int64_t layer) const { return kv_[layer]; }
+  const KvCache& draft_kv() const { return kv_.back(); }
+  View ple(size_t index) const { return ple_[index]; }    // F32 [slots, (taps - 1) * dilation, n * H]
+  View last_stack(int32_t slot) const { return last_stack_.rows(slot, 1); }  // F32 [1, n, H]; with a draft head
+
+  // Every byte that defines the sequence, in one order that does not depend on where its pages lie; for comparisons.
+  std::vector<std::byte> dump(int32_t slot) const;
+
+ private:
+  struct Sequence {
+    bool open = false;
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> pages;
+  };
+  View make(DType dtype, std::initializer_list<int64_t> dims);
+  void dump_view(const View& v, std::vector<std::byte>& out) const;
+
+  const ModelConfig& config_;
+  Backend& backend_;
+  StateOptions options_;
+  std::unique_ptr<Stream> stream_;
+  int64_t page_tokens_ = 0, pages_ = 0;
+  std::vector<Buffer> buffers_;
+  std::vector<GdnState> gdn_;
+  std::vector<KvCache> kv_;
+  std::vector<View> ple_;
+  View last_stack_, table_;
+  std::vector<int32_t> free_pages_;
+  std::vector<Sequence> sequences_;
+};
+
+}  // namespace fnx

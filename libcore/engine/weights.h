@@ -1,0 +1,83 @@
+// The weights of a checkpoint in a backend's form: one plain struct a part of the model.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "libcore/engine/ngram.h"
+#include "libcore/format/model_config.h"
+#include "libcore/format/ngram_table.h"
+#include "libcore/format/tensor_source.h"
+
+namespace fnx {
+
+using LinearPtr = std::unique_ptr<Linear>;
+
+struct HyperConnection {
+  LinearPtr down, up, inject;
+  HcWeights ops;
+};
+
+struct GdnLayer {
+  LinearPtr qkv, z, b, a, out;
+  GdnWeights ops;
+};
+
+struct QsaLayer {
+  LinearPtr q, k, v, o, index_qk;
+  QsaWeights ops;
+};
+
+struct MoeLayer {
+  LinearPtr router, shared_gate, shared_up, shared_down, shared_expert_gate;
+  std::unique_ptr<ExpertBank> experts;
+};
+
+struct PleLayer {
+  NgramHash hash;
+  NgramTable table;
+  View head_bias;  // F32 [heads, dim]; empty when the table has none
+  LinearPtr key, value;
+  PleWeights ops;
+};
+
+struct Layer {
+  std::optional<PleLayer> ple;
+  HyperConnection attn_hc, mlp_hc;
+  std::optional<GdnLayer> gdn;  // exactly one of the two
+  std::optional<QsaLayer> qsa;
+  MoeLayer moe;
+};
+
+struct MtpHead {
+  NormWeights norm_hidden, norm_embedding;  // [n * H], [H]
+  LinearPtr fc_hidden, fc_embedding;
+  Layer layer;
+  HyperConnection mixer;
+};
+
+struct LoadOptions {
+  bool draft_head = true;          // load mtp.* when the checkpoint has it
+  bool accept_raw_norms = false;   // skip the check of libcore/format/norm_families.h
+};
+
+struct Weights {
+  ModelConfig config;
+  View embed;  // [V, H], as stored
+  LinearPtr lm_head;
+  std::vector<Layer> layers;
+  HyperConnection mixer;
+  std::optional<MtpHead> mtp;
+  std::vector<Buffer> buffers;  // owns what the views above show
+
+  // Throws Input naming the tensor for everything missing, misshapen or contradicting the config. `progress` is called
+  // with layers done and their number.
+  static Weights load(const TensorSource& source, const ModelConfig& config, Backend& backend,
+                      const LoadOptions& options = {},
+                      const std::function<void(int64_t, int64_t)>& progress = nullptr);
+};
+
+}  // namespace fnx
