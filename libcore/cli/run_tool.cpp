@@ -122,6 +122,20 @@ ReceiptTarget receipt_target(const std::vector<std::string>& argv, const std::st
   return {file, true, false};
 }
 
+// The argument that names the same file as the receipt, which writing the receipt would destroy; empty if none does.
+std::string overwritten_input(const std::vector<std::string>& argv, const std::string& receipt) {
+  std::error_code error;
+  if (receipt.empty() || !std::filesystem::is_regular_file(receipt, error)) return "";
+  for (size_t i = 1; i < argv.size(); ++i) {
+    if (argv[i] == "--receipt") ++i;
+    if (i >= argv.size() || argv[i].starts_with("--receipt")) continue;
+    const size_t value = argv[i].starts_with('-') ? argv[i].find('=') + 1 : 0;
+    const std::string path = argv[i].substr(value);
+    if (!path.empty() && std::filesystem::equivalent(path, receipt, error)) return path;
+  }
+  return "";
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm utc = {};
@@ -251,6 +265,10 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
   const ReceiptTarget target = receipt_target(words, info.name);
   if (!target.known) {
     console.error(usage.code != 0 ? usage.error : "--receipt needs a path or -");
+    return static_cast<int>(ErrorKind::Usage);
+  }
+  if (const std::string input = overwritten_input(words, target.path); !input.empty()) {
+    console.error("the receipt would overwrite " + input + ", which the command line names; give another --receipt");
     return static_cast<int>(ErrorKind::Usage);
   }
   ReceiptWriter writer(target, info.name);

@@ -81,6 +81,10 @@ void Receipt::add_not_run(const std::string& what, const std::string& reason) {
   not_run.push_back(Json{{"what", what}, {"reason", reason}});
 }
 
+Json make_fingerprint(const std::string& kind, const std::string& algorithm, const std::string& digest, bool cached) {
+  return Json{{"kind", kind}, {"algorithm", algorithm}, {"digest", digest}, {"origin", cached ? "cached" : "computed"}};
+}
+
 bool Receipt::any_gate_failed() const {
   for (const Json& gate : gates)
     if (gate.at("outcome") == "fail") return true;

@@ -1,14 +1,12 @@
 #include "libcore/text/tokenizer.h"
 
 #include <fmt/format.h>
-#include <utf8proc.h>
-#include <xxhash.h>
 
-#include <cstdlib>
 #include <fstream>
-#include <memory>
 
 #include "kernels/error.h"
+#include "libcore/receipt/receipt.h"
+#include "libcore/text/nfc.h"
 #include "libcore/text/tokenizer_json.h"
 #include "libcore/text/utf8.h"
 
@@ -116,16 +114,6 @@ AddedToken read_added_token(const json& entry, size_t index) {
   return token;
 }
 
-std::string to_nfc(std::string_view text) {
-  uint8_t* composed = nullptr;
-  const auto bytes =
-      utf8proc_map(reinterpret_cast<const uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &composed,
-                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  if (bytes < 0) throw Error(ErrorKind::Internal, fmt::format("NFC: {}", utf8proc_errmsg(bytes)));
-  const std::unique_ptr<uint8_t, decltype(&std::free)> owner(composed, std::free);
-  return std::string(reinterpret_cast<const char*>(composed), static_cast<size_t>(bytes));
-}
-
 bool is_ascii(std::string_view text) {
   for (const char c : text)
     if (static_cast<uint8_t>(c) >= 0x80) return false;
@@ -185,8 +173,7 @@ Tokenizer Tokenizer::parse(std::string_view text) {
     (token.normalized ? out.added_normalized_ : out.added_).add(std::move(token));
   }
   out.special_.resize(out.vocab_limit());
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  out.fingerprint_ = fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+  out.fingerprint_ = xxh3_hex(text.data(), text.size());
   out.file_bytes_ = text.size();
   return out;
 }

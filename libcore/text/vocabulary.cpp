@@ -1,6 +1,9 @@
 #include "libcore/text/vocabulary.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
+
+#include <bit>
 
 #include "kernels/error.h"
 #include "libcore/text/utf8.h"
@@ -52,14 +55,26 @@ std::string bytes_of_spelling(std::string_view spelling) {
 void Vocabulary::reserve(size_t tokens) {
   spelling_.reserve(tokens);
   bytes_.reserve(tokens);
-  ids_.reserve(tokens);
+  const std::vector<Slot> old = std::move(table_);
+  table_.assign(std::bit_ceil(2 * tokens + 2), {});
+  for (const Slot& slot : old)
+    if (slot.id >= 0) table_[slot_of(spelling_[slot.id], slot.hash)] = slot;
+}
+
+size_t Vocabulary::slot_of(std::string_view spelling, uint32_t hash) const {
+  const size_t mask = table_.size() - 1;
+  size_t at = hash & mask;
+  while (table_[at].id >= 0 && (table_[at].hash != hash || spelling_[table_[at].id] != spelling)) at = (at + 1) & mask;
+  return at;
 }
 
 void Vocabulary::add(std::string spelling, int32_t id) {
   if (spelling.empty()) throw Error(ErrorKind::Input, fmt::format("token {} is empty", id));
-  const auto [known, added] = ids_.emplace(spelling, id);
-  if (!added && known->second == id) return;
-  if (!added) throw Error(ErrorKind::Input, fmt::format("token {} has two ids: {}, {}", spelling, known->second, id));
+  if (2 * (count_ + 1) > table_.size()) reserve(2 * (count_ + 1));
+  const auto hash = static_cast<uint32_t>(XXH3_64bits(spelling.data(), spelling.size()));
+  Slot& slot = table_[slot_of(spelling, hash)];
+  if (slot.id == id) return;
+  if (slot.id >= 0) throw Error(ErrorKind::Input, fmt::format("token {} has two ids: {}, {}", spelling, slot.id, id));
   if (contains(id))
     throw Error(ErrorKind::Input, fmt::format("id {} is given to two tokens: {}, {}", id, spelling_[id], spelling));
   if (id >= limit()) {
@@ -68,12 +83,16 @@ void Vocabulary::add(std::string spelling, int32_t id) {
   }
   bytes_[id] = bytes_of_spelling(spelling);
   spelling_[id] = std::move(spelling);
+  slot = {hash, id};
+  ++count_;
 }
 
 std::optional<int32_t> Vocabulary::find(std::string_view spelling) const {
-  const auto found = ids_.find(std::string(spelling));
-  if (found == ids_.end()) return std::nullopt;
-  return found->second;
+  if (table_.empty()) return std::nullopt;
+  const auto hash = static_cast<uint32_t>(XXH3_64bits(spelling.data(), spelling.size()));
+  const int32_t id = table_[slot_of(spelling, hash)].id;
+  if (id < 0) return std::nullopt;
+  return id;
 }
 
 }  // namespace fnx

@@ -6,8 +6,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace fnx {
@@ -21,10 +19,6 @@ std::string bytes_of_spelling(std::string_view spelling);
 
 class Vocabulary {
  public:
-  Vocabulary() = default;
-  Vocabulary(Vocabulary&&) = default;
-  Vocabulary& operator=(Vocabulary&&) = default;
-
   void reserve(size_t tokens);
   // Throws Input when the id or the spelling is taken by another token; the same pair again is allowed.
   void add(std::string spelling, int32_t id);
@@ -37,9 +31,18 @@ class Vocabulary {
   std::string_view bytes(int32_t id) const { return contains(id) ? std::string_view(bytes_[id]) : ""; }
 
  private:
+  struct Slot {
+    uint32_t hash = 0;
+    int32_t id = -1;
+  };
+
+  // Where `spelling` is, or the free slot where it belongs.
+  size_t slot_of(std::string_view spelling, uint32_t hash) const;
+
+  size_t count_ = 0;
   std::vector<std::string> spelling_;
   std::vector<std::string> bytes_;
-  std::unordered_map<std::string, int32_t> ids_;
+  std::vector<Slot> table_;  // open addressing, a power of two of slots, at most half full
 };
 
 }  // namespace fnx

@@ -114,6 +114,16 @@ TEST_CASE("frame: does no work and exits 6 when the receipt cannot be written") 
   CHECK(probe({"--receipt", FNX_BINARY_DIR}).exit_code == 6);
 }
 
+TEST_CASE("frame: refuses to overwrite a file when the command line names it as input") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.path() / "old.json";
+  std::ofstream(file) << "{}";
+  const RunResult run = probe({"--text=" + file.string(), "--receipt", file.string()});
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("would overwrite") != std::string::npos);
+  CHECK(read_json(file) == Json::object());
+}
+
 TEST_CASE("frame: leaves an incomplete receipt when the process is killed") {
   const RunResult run = probe({"--mode", "kill"});
   CHECK(run.exit_code == -9);
