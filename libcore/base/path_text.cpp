@@ -39,4 +39,12 @@ std::string reduce_text(std::string_view text) {
   return out;
 }
 
+std::string bare_name(const std::filesystem::path& path) {
+  std::filesystem::path normal = path.lexically_normal();
+  if (!normal.has_filename()) normal = normal.parent_path();
+  if (normal.filename() != "." && normal.filename() != ".." && !normal.empty()) return normal.filename().string();
+  std::error_code error;
+  return std::filesystem::canonical(path, error).filename().string();
+}
+
 }  // namespace fnx

@@ -69,7 +69,7 @@ class Layer {
     if (t->bytes == 0) return true;
     uint32_t stored = 0;
     std::memcpy(&stored, source_.read(*t).bytes.data(), 4);
-    if (stored != value) fail(suffix, fmt::format("marker value {:#010X} where {:#010X} is needed", stored, value));
+    if (stored != value) fail(suffix, fmt::format("marker value 0x{:08X} where 0x{:08X} is needed", stored, value));
     return true;
   }
 

@@ -1,0 +1,58 @@
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+
+#include "libcore/format/checkpoint.h"
+#include "libcore/format/exl3_linear.h"
+#include "libcore/format/model_config.h"
+#include "libcore/format/ngram_table.h"
+#include "tests/support/temp_dir.h"
+
+using namespace fnx;
+
+namespace {
+
+// Resident memory of this process, bytes.
+int64_t resident() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0, pages = 0;
+  statm >> total >> pages;
+  return pages * 4096;
+}
+
+}  // namespace
+
+TEST_CASE("sparse_pack: the published layout is read in strict mode within 3 seconds and 500 MiB") {
+  const test::TempDir dir;
+  const std::string command =
+      std::string("python3 " FNX_SOURCE_DIR "/scripts/make_sparse_pack.py ") + dir.path().string();
+  REQUIRE(std::system((command + " >/dev/null").c_str()) == 0);
+
+  const int64_t before = resident();
+  const auto start = std::chrono::steady_clock::now();
+  const Checkpoint pack(dir.path());
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  const int64_t used = resident() - before;
+  MESSAGE("headers read in ", taken.count(), " s and ", used / 1048576, " MiB");
+#ifndef __SANITIZE_ADDRESS__
+  CHECK(taken.count() < 3.0);
+  CHECK(used < (int64_t{500} << 20));
+#endif
+  CHECK(pack.files().size() == 11);
+  CHECK(pack.tensors().size() == 304113);
+  CHECK(pack.problems().empty());
+
+  const ModelConfig config = ModelConfig::load(dir / "config.json");
+  const auto expert = describe_linear(pack, "model.language_model.layers.47.mlp.experts.511.down_proj");
+  REQUIRE(expert);
+  CHECK(expert->in == config.expert_size);
+  CHECK(expert->half_bits == 8);
+  const NgramTable table(pack, "model.language_model.layers.1.ple.ple_embedding.ngram_embedding", config.ngram_heads(),
+                         config.ngram_dim());
+  CHECK(table.rows() == 320001536);
+  CHECK(table.row(320001535) - table.row(0) == int64_t{320001535} * 122);
+  CHECK(table.head_sizes().back() == 20000171);
+  CHECK(table.multipliers() == std::vector<int64_t>{23703573157769, 20109073645365, 8052911324071});
+}
