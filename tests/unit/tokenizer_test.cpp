@@ -32,7 +32,10 @@ Json small_json() {
           {"normalizer", {{"type", "NFC"}}},
           {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
           {"decoder", {{"type", "ByteLevel"}}},
-          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {{"a", "b"}, {"ab", "c"}}}}}};
+          {"model",
+           {{"type", "BPE"},
+            {"vocab", vocab},
+            {"merges", Json::array({Json::array({"a", "b"}), Json::array({"ab", "c"})})}}}};
 }
 
 Tokenizer parse(const Json& json) { return Tokenizer::parse(json.dump()); }
@@ -248,6 +251,8 @@ TEST_CASE("tokenizer: refuses a damaged file with what is wrong when loading") {
   CHECK(holds(refused("/model/merges/0", "ab"), "entry 0"));
   CHECK(holds(refused("/model/merges/1", {"a", "b", "c"}), "entry 1"));
   CHECK(holds(refused("/model/merges/1", {"a", "x"}), "ax"));
+  CHECK(holds(refused("/model/merges", {{"a", "b"}}), "model.merges is missing or no list"));
+  CHECK(holds(refused("/model/vocab", nullptr), "model.vocab is missing or no object"));
   CHECK(holds(refused("/added_tokens/0", {{"id", 400}, {"content", "ab"}}), "two ids"));
   CHECK(holds(refused("/added_tokens/0", {{"id", 97}, {"content", "<x>"}}), "id 97"));
   CHECK(holds(refused("/added_tokens/0", {{"id", 400}, {"content", ""}}), "400"));
