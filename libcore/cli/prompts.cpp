@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "kernels/error.h"
+#include "libcore/format/json_text.h"
 #include "libcore/text/chat.h"
 
 namespace fnx {

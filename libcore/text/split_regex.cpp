@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/error.h"
+#include "libcore/text/newer_characters.h"
 
 namespace fnx {
 namespace {
@@ -21,6 +22,14 @@ std::string message_of(int code) {
   throw Error(ErrorKind::Input, fmt::format("split pattern: {} at offset {} of {}", why, offset, pattern));
 }
 
+// What a property at the front of `pattern` covers beyond PCRE2's own tables.
+std::string_view newer_characters(std::string_view pattern) {
+  if (pattern.starts_with("\\p{L}")) return kNewerLetters;
+  if (pattern.starts_with("\\p{M}")) return kNewerMarks;
+  if (pattern.starts_with("\\p{N}")) return kNewerNumbers;
+  return {};
+}
+
 // The pattern in PCRE2's words: \s means White_Space to Oniguruma, and one character more to PCRE2.
 std::string translate(std::string_view pattern) {
   constexpr std::string_view kSameMeaning = "pPrntfdDx";
@@ -28,6 +37,11 @@ std::string translate(std::string_view pattern) {
   bool in_class = false;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
+    if (const std::string_view newer = newer_characters(pattern.substr(i)); !newer.empty()) {
+      out += fmt::format(fmt::runtime(in_class ? "{}{}" : "[{}{}]"), pattern.substr(i, 5), newer);
+      i += 4;
+      continue;
+    }
     if (c == '\\' && i + 1 < pattern.size()) {
       const char escaped = pattern[++i];
       const bool letter = (escaped | 32) >= 'a' && (escaped | 32) <= 'z';
@@ -49,6 +63,16 @@ std::string translate(std::string_view pattern) {
   return out;
 }
 
+pcre2_code* compile(std::string_view pattern) {
+  int code = 0;
+  size_t offset = 0;
+  pcre2_code* compiled =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &offset, nullptr);
+  if (compiled == nullptr) refuse(pattern, offset, message_of(code));
+  return compiled;
+}
+
 struct Matcher {
   std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)> context{pcre2_match_context_create(nullptr),
                                                                                     pcre2_match_context_free};
@@ -68,13 +92,9 @@ struct Matcher {
 }  // namespace
 
 SplitRegex::SplitRegex(std::string_view pattern) {
-  const std::string translated = translate(pattern);
-  int code = 0;
-  size_t offset = 0;
-  pcre2_code* compiled =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &offset, nullptr);
-  if (compiled == nullptr) refuse(translated, offset, message_of(code));
+  // The pattern as given comes first, so that an error's offset is in what the file says.
+  pcre2_code_free(compile(pattern));
+  pcre2_code* compiled = compile(translate(pattern));
   // Without JIT the same matches are found, slower.
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
   code_ = std::shared_ptr<const void>(compiled, [compiled](const void*) { pcre2_code_free(compiled); });

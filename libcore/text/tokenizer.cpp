@@ -88,7 +88,6 @@ bool read_pre_tokenizer(const json& step, std::vector<SplitRegex>& splitters) {
 void check_model(const json& model) {
   const std::string type = type_of(model, "model");
   if (type != "BPE") unsupported(fmt::format("model {} is not supported; BPE is", type));
-  if (!model.contains("vocab") || !model.contains("merges")) refuse("model lacks vocab or merges");
   if (flag(model, "byte_fallback", false, "model")) unsupported("model.byte_fallback is not supported");
   if (!member(model, "unk_token").is_null()) unsupported("model.unk_token is not supported");
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -144,6 +143,8 @@ Tokenizer Tokenizer::parse(std::string_view text) {
   TokenizerJson parsed = parse_tokenizer_json(text);
   const json& rest = parsed.rest;
   check_model(member(rest, "model"));
+  if (!parsed.has_vocab) refuse("model.vocab is missing or no object");
+  if (!parsed.has_merges) refuse("model.merges is missing or no list");
   for (const char* part : {"truncation", "padding"})
     if (!member(rest, part).is_null()) unsupported(fmt::format("{} is not supported", part));
   const json& post = member(rest, "post_processor");

@@ -55,7 +55,8 @@ class Handler : public nlohmann::json_sax<json> {
 
   bool start_object(size_t) override {
     if (in_model() && key_ == "vocab") {
-      (*stack_.back())[key_] = nullptr;
+      if (out_.has_vocab) refuse("key given twice: vocab");
+      out_.has_vocab = true;
       where_ = Where::Vocab;
       return true;
     }
@@ -64,7 +65,8 @@ class Handler : public nlohmann::json_sax<json> {
 
   bool start_array(size_t) override {
     if (in_model() && key_ == "merges") {
-      (*stack_.back())[key_] = nullptr;
+      if (out_.has_merges) refuse("key given twice: merges");
+      out_.has_merges = true;
       where_ = Where::Merges;
       return true;
     }

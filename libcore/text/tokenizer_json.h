@@ -13,6 +13,7 @@
 namespace fnx {
 
 struct TokenizerJson {
+  bool has_vocab = false, has_merges = false;               // as an object and as a list
   nlohmann::json rest;                                      // everything but model.vocab and model.merges
   std::vector<std::pair<std::string, int32_t>> vocab;       // as spelled, byte-level alphabet
   std::vector<std::pair<std::string, std::string>> merges;  // in rank order

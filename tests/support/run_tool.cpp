@@ -132,12 +132,6 @@ RunResult run_command(const std::vector<std::string>& argv, const std::string& s
 
 std::string tool_path(const std::string& name) { return FNX_BINARY_DIR "/bin/" + name; }
 
-Json read_json(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) throw std::runtime_error("cannot open " + file.string());
-  return Json::parse(in);
-}
-
 Json read_receipt(const RunResult& run, const std::string& tool) {
   return read_json(fs::path(run.receipt_dir) / (tool + ".receipt.json"));
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "libcore/format/json_text.h"
 #include "libcore/receipt/receipt.h"
 
 namespace fnx {
@@ -23,8 +24,6 @@ RunResult run_command(const std::vector<std::string>& argv, const std::string& s
 
 // Absolute path of a built tool, "fnx-inspect".
 std::string tool_path(const std::string& name);
-
-Json read_json(const std::filesystem::path& file);
 
 // The receipt that `tool` wrote under its default name in that run.
 Json read_receipt(const RunResult& run, const std::string& tool);

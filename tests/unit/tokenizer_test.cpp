@@ -32,7 +32,10 @@ Json small_json() {
           {"normalizer", {{"type", "NFC"}}},
           {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
           {"decoder", {{"type", "ByteLevel"}}},
-          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {{"a", "b"}, {"ab", "c"}}}}}};
+          {"model",
+           {{"type", "BPE"},
+            {"vocab", vocab},
+            {"merges", Json::array({Json::array({"a", "b"}), Json::array({"ab", "c"})})}}}};
 }
 
 Tokenizer parse(const Json& json) { return Tokenizer::parse(json.dump()); }
@@ -248,6 +251,8 @@ TEST_CASE("tokenizer: refuses a damaged file with what is wrong when loading") {
   CHECK(holds(refused("/model/merges/0", "ab"), "entry 0"));
   CHECK(holds(refused("/model/merges/1", {"a", "b", "c"}), "entry 1"));
   CHECK(holds(refused("/model/merges/1", {"a", "x"}), "ax"));
+  CHECK(holds(refused("/model/merges", {{"a", "b"}}), "model.merges is missing or no list"));
+  CHECK(holds(refused("/model/vocab", nullptr), "model.vocab is missing or no object"));
   CHECK(holds(refused("/added_tokens/0", {{"id", 400}, {"content", "ab"}}), "two ids"));
   CHECK(holds(refused("/added_tokens/0", {{"id", 97}, {"content", "<x>"}}), "id 97"));
   CHECK(holds(refused("/added_tokens/0", {{"id", 400}, {"content", ""}}), "400"));
@@ -269,9 +274,17 @@ TEST_CASE("tokenizer: refuses a byte that no token spells when it is in the text
 }
 
 TEST_CASE("split regex: names the offset when a pattern does not compile or means something else to others") {
-  CHECK_THROWS_WITH_AS(SplitRegex("ab(c"), doctest::Contains("offset 4"), Error);
+  CHECK_THROWS_WITH_AS(SplitRegex("\\s\\p{L}(c"), doctest::Contains("offset 9 of \\s\\p{L}(c"), Error);
   CHECK_THROWS_WITH_AS(SplitRegex("a\\wb"), doctest::Contains("\\w"), Error);
   CHECK_THROWS_WITH_AS(SplitRegex("[a[b]]"), doctest::Contains("offset 2"), Error);
+}
+
+TEST_CASE("split regex: knows the classes of characters that are newer than the library's tables") {
+  std::vector<std::string> pieces;
+  // An ideograph of Unicode 15, a mark and a digit of Unicode 16, and an ideograph of Unicode 15.1.
+  SplitRegex(R"(\p{N}|[^\p{L}\p{M}\p{N}]+|[\p{L}\p{M}]+)")
+      .split("\U00031350\U000113B8-\U0001CCF0\U0002EBF0", [&](std::string_view p) { pieces.emplace_back(p); });
+  CHECK(pieces == std::vector<std::string>{"\U00031350\U000113B8", "-", "\U0001CCF0", "\U0002EBF0"});
 }
 
 TEST_CASE("split regex: gives every byte of the text once when matches are empty or apart") {
