@@ -132,24 +132,8 @@ RunResult run_command(const std::vector<std::string>& argv, const std::string& s
 
 std::string tool_path(const std::string& name) { return FNX_BINARY_DIR "/bin/" + name; }
 
-Json read_json(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) throw std::runtime_error("cannot open " + file.string());
-  return Json::parse(in);
-}
-
 Json read_receipt(const RunResult& run, const std::string& tool) {
   return read_json(fs::path(run.receipt_dir) / (tool + ".receipt.json"));
-}
-
-TemporaryFolder::TemporaryFolder() : path_(FNX_BINARY_DIR "/test-folders/" + unique_name()) {
-  fs::remove_all(path_);
-  fs::create_directories(path_);
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
 }
 
 }  // namespace fnx
