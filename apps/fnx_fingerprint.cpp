@@ -1,7 +1,6 @@
 // fnx-fingerprint: hashes that identify a checkpoint, and their comparison with an earlier receipt.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <map>
 #include <optional>
 
@@ -9,6 +8,7 @@
 #include "libcore/base/path_text.h"
 #include "libcore/cli/tool.h"
 #include "libcore/format/fingerprint.h"
+#include "libcore/format/json_text.h"
 
 namespace {
 
@@ -39,9 +39,7 @@ std::map<std::string, std::string> digests(const Json& result, const char* key) 
 }
 
 Reference load_reference(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw Error(ErrorKind::Input, path + ": cannot be opened");
-  const Json receipt = Json::parse(in, nullptr, false);
+  const Json receipt = fnx::read_json(path);
   if (!receipt.is_object() || !receipt.contains("schema") || !receipt["schema"].is_object() ||
       text_of(receipt["schema"], "name") != "fnx.receipt")
     throw Error(ErrorKind::Input, path + ": is no fnx receipt");

@@ -136,14 +136,4 @@ Json read_receipt(const RunResult& run, const std::string& tool) {
   return read_json(fs::path(run.receipt_dir) / (tool + ".receipt.json"));
 }
 
-TemporaryFolder::TemporaryFolder() : path_(FNX_BINARY_DIR "/test-folders/" + unique_name()) {
-  fs::remove_all(path_);
-  fs::create_directories(path_);
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 }  // namespace fnx

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "libcore/format/json_text.h"
+#include "libcore/format/json_text.h"  // read_json
 #include "libcore/receipt/receipt.h"
 
 namespace fnx {
@@ -27,18 +27,5 @@ std::string tool_path(const std::string& name);
 
 // The receipt that `tool` wrote under its default name in that run.
 Json read_receipt(const RunResult& run, const std::string& tool);
-
-// A fresh empty folder that is removed at the end of the scope.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace fnx

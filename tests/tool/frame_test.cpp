@@ -5,9 +5,10 @@
 #include <fstream>
 
 #include "tests/support/run_tool.h"
+#include "tests/support/temp_dir.h"
 
 namespace fs = std::filesystem;
-using fnx::Json, fnx::read_json, fnx::read_receipt, fnx::run_command, fnx::RunResult, fnx::TemporaryFolder;
+using fnx::Json, fnx::read_json, fnx::read_receipt, fnx::run_command, fnx::RunResult, fnx::test::TempDir;
 
 namespace {
 
@@ -99,7 +100,7 @@ TEST_CASE("frame: prints nothing but the receipt on stdout when --receipt is -")
 }
 
 TEST_CASE("frame: writes the receipt into the current folder when no folder is given") {
-  const TemporaryFolder folder;
+  const TempDir folder;
   const RunResult run = probe({}, {"FNX_RECEIPT_DIR="}, folder.path());
   CHECK(run.exit_code == 0);
   CHECK(read_json(folder.path() / "fnx-frame-probe.receipt.json")["invocation"]["env_defaults"].empty());
@@ -115,7 +116,7 @@ TEST_CASE("frame: does no work and exits 6 when the receipt cannot be written") 
 }
 
 TEST_CASE("frame: refuses to overwrite a file when the command line names it as input") {
-  const TemporaryFolder folder;
+  const TempDir folder;
   const fs::path file = folder.path() / "old.json";
   std::ofstream(file) << "{}";
   const RunResult run = probe({"--text=" + file.string(), "--receipt", file.string()});
