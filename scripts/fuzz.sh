@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of foreign bytes under AddressSanitizer and UBSan. Usage: scripts/fuzz.sh [SECONDS=60] [SEED=1]
-# A finding is saved under build/asan/findings and the exit code is 1; run it again with build/asan/tests/fnx-fuzz-format FILE.
+# A finding is saved in build/asan/findings and the exit code is 1; build/asan/tests/fnx-fuzz-format FILE reruns it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
