@@ -19,7 +19,7 @@ fi
 # The shared file holds the input's length in 8 bytes, then the input.
 length="$(od -An -tu8 -N8 "$current" | tr -d ' ')"
 saved="build/asan/findings/$(date +%s)-$seed"
-tail -c +9 "$current" | head -c "$length" > "$saved"
+head -c "$((8 + length))" "$current" | tail -c +9 > "$saved"
 rm -f "$current"
 echo "finding saved as $saved" >&2
 exit 1
