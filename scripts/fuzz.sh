@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of foreign bytes under AddressSanitizer and UBSan. Usage: scripts/fuzz.sh [SECONDS=60] [SEED=1]
-# A finding is saved under build/asan/findings and the exit code is 1; run it again with build/asan/tests/fnx-fuzz-format FILE.
+# A finding is saved in build/asan/findings and the exit code is 1; build/asan/tests/fnx-fuzz-format FILE reruns it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -19,7 +19,7 @@ fi
 # The shared file holds the input's length in 8 bytes, then the input.
 length="$(od -An -tu8 -N8 "$current" | tr -d ' ')"
 saved="build/asan/findings/$(date +%s)-$seed"
-tail -c +9 "$current" | head -c "$length" > "$saved"
+head -c "$((8 + length))" "$current" | tail -c +9 > "$saved"
 rm -f "$current"
 echo "finding saved as $saved" >&2
 exit 1

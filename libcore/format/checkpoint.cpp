@@ -102,7 +102,6 @@ struct Checkpoint::Impl {
     const auto bytes = maps.back()->bytes();
     files.push_back({name, bytes.size(), in_index});
     SafetensorsHeader header = parse_safetensors(bytes, (folder / name).string());
-    tensors.reserve(tensors.size() + header.tensors.size());
     for (TensorInfo& t : header.tensors) {
       t.file = number;
       tensors.push_back(std::move(t));

@@ -59,18 +59,15 @@ std::string run(const std::string& input) {
   return run_format_input(copy.data(), copy.size());
 }
 
-// An outcome without numbers and quoted parts: a new one means that the input reached something new.
+// The first words of an outcome, without numbers and names: new ones mean that the input reached something new.
 std::string kind_of(const std::string& outcome) {
   std::string kind;
-  for (const char* cut : {"; last read", ", found "})
-    if (const size_t at = outcome.find(cut); at != std::string::npos) return kind_of(outcome.substr(0, at));
-  for (size_t i = 0; i < outcome.size() && kind.size() < 100; ++i) {
-    if (outcome.compare(i, 7, "tensor ") == 0) {  // skip the name
-      i = std::min(outcome.find(": ", i), outcome.size() - 1);
-      kind += "tensor";
-    } else if (std::islower(static_cast<unsigned char>(outcome[i])) || outcome[i] == ' ') {
-      kind += outcome[i];
-    }
+  bool quoted = false;
+  const size_t end = std::min(outcome.size(), outcome.find("last read"));
+  for (size_t i = 0; i < end && kind.size() < 60; ++i) {
+    if (outcome[i] == '"') quoted = !quoted;
+    if (outcome.compare(i, 7, "tensor ") == 0) i = std::min(outcome.find(": ", i), outcome.size() - 1);
+    if (!quoted && (std::islower(static_cast<unsigned char>(outcome[i])) || outcome[i] == ' ')) kind += outcome[i];
   }
   return kind;
 }

@@ -1,6 +1,7 @@
 // Deterministic mutations of JSON inside binary files, for a driver that needs no compiler support.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -19,7 +20,10 @@ class Mutator {
   using Span = std::pair<size_t, size_t>;  // begin, length
 
   size_t below(size_t n) { return n == 0 ? 0 : random_() % n; }
-  const std::string& pick(const std::vector<std::string>& corpus) { return corpus[below(corpus.size())]; }
+  // Half of the time one of the first, the seeds.
+  const std::string& pick(const std::vector<std::string>& corpus) {
+    return corpus[below(below(2) == 0 ? std::min<size_t>(corpus.size(), 24) : corpus.size())];
+  }
   // A random JSON value: a string, word, number, object or list; empty when there is none.
   Span value(const std::string& s);
   void mutate(std::string& s, const std::vector<std::string>& corpus);
