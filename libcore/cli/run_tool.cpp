@@ -127,8 +127,11 @@ std::string overwritten_input(const std::vector<std::string>& argv, const std::s
   std::error_code error;
   if (receipt.empty() || !std::filesystem::is_regular_file(receipt, error)) return "";
   for (size_t i = 1; i < argv.size(); ++i) {
-    if (argv[i] == "--receipt") ++i;
-    if (i >= argv.size() || argv[i].starts_with("--receipt")) continue;
+    if (argv[i] == "--receipt") {
+      ++i;  // its own value
+      continue;
+    }
+    if (argv[i].starts_with("--receipt=")) continue;
     const size_t value = argv[i].starts_with('-') ? argv[i].find('=') + 1 : 0;
     const std::string path = argv[i].substr(value);
     if (!path.empty() && std::filesystem::equivalent(path, receipt, error)) return path;
