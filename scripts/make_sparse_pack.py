@@ -119,7 +119,7 @@ def table():
 
 
 def vision(count):
-    """The text model never loads these: the layout is a stand-in that brings the pack to its number of tensors."""
+    """Never loaded by the text model: a stand-in that brings the pack to its number of tensors."""
     for i in range(count):
         yield f"model.visual.blocks.{i // 36}.part_{i % 36}.weight", "F16", [1152, 128]
 
@@ -184,7 +184,8 @@ def config():
     kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(LAYERS)]
     text = {
         "model_type": "qwen4_exp_text", "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-        "layer_types": kinds, "num_attention_heads": 24, "num_key_value_heads": 2, "head_dim": 256, "hidden_act": "silu",
+        "layer_types": kinds, "num_attention_heads": 24, "num_key_value_heads": 2, "head_dim": 256,
+        "hidden_act": "silu",
         "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
                             "mrope_section": [11, 11, 10], "mrope_interleaved": True},
@@ -239,7 +240,8 @@ def main():
     total += write_file(os.path.join(folder, "ngram_embedding.safetensors"), side, values)
     total += write_file(os.path.join(folder, "vision.safetensors"), pictures, values)
     write_json(os.path.join(folder, "config.json"), config())
-    write_json(os.path.join(folder, "generation_config.json"), {"eos_token_id": [248046, 248044], "bos_token_id": 248044})
+    write_json(os.path.join(folder, "generation_config.json"),
+               {"eos_token_id": [248046, 248044], "bos_token_id": 248044})
     print(f"{folder}: {len(listed) + len(side) + len(pictures)} tensors, {total} bytes of data claimed")
 
 

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <map>
 #include <new>
-#include <regex>
 #include <set>
 #include <unordered_map>
 
@@ -61,15 +61,24 @@ Listing list_folder(const fs::path& folder) {
 
 // Names of shards that "x-00002-of-00007.safetensors" and the like imply, but that are absent.
 std::set<std::string> absent_of_series(const std::set<std::string>& names) {
-  static const std::regex series("(.*-)([0-9]{1,6})(-of-)([0-9]{1,6})(\\.safetensors)");
+  constexpr std::string_view kOf = "-of-", kEnd = ".safetensors";
+  constexpr int kMostShards = 10000;
   std::set<std::string> absent;
   for (const std::string& name : names) {
-    std::smatch m;
-    if (!std::regex_match(name, m, series)) continue;
-    const int count = std::stoi(m[4]);
-    for (int i = 1; i <= count && i <= 10000; ++i) {
-      std::string other =
-          fmt::format("{}{:0{}}{}{}{}", m[1].str(), i, m[2].length(), m[3].str(), m[4].str(), m[5].str());
+    const size_t of = name.rfind(kOf);
+    if (of == std::string::npos || of == 0) continue;
+    const size_t dash = name.rfind('-', of - 1);
+    if (dash == std::string::npos || name.size() < of + kOf.size() + kEnd.size()) continue;
+    const std::string_view number(name.data() + dash + 1, of - dash - 1);
+    const std::string_view count(name.data() + of + kOf.size(), name.size() - of - kOf.size() - kEnd.size());
+    const auto value = [](std::string_view digits) {
+      int v = -1;
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), v);
+      return error == std::errc{} && end == digits.data() + digits.size() ? v : -1;
+    };
+    if (value(number) < 0 || value(count) > kMostShards) continue;
+    for (int i = 1; i <= value(count); ++i) {
+      std::string other = fmt::format("{}-{:0{}}{}{}{}", name.substr(0, dash), i, number.size(), kOf, count, kEnd);
       if (!names.contains(other)) absent.insert(std::move(other));
     }
   }
@@ -93,7 +102,6 @@ struct Checkpoint::Impl {
     const auto bytes = maps.back()->bytes();
     files.push_back({name, bytes.size(), in_index});
     SafetensorsHeader header = parse_safetensors(bytes, (folder / name).string());
-    tensors.reserve(tensors.size() + header.tensors.size());
     for (TensorInfo& t : header.tensors) {
       t.file = number;
       tensors.push_back(std::move(t));
