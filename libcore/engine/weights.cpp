@@ -8,7 +8,7 @@
 #include "kernels/float16.h"
 #include "libcore/format/exl3_linear.h"
 #include "libcore/format/float_values.h"
-#include "libcore/format/norm_families.h"
+#include "libcore/format/pack_survey.h"
 
 namespace fnx {
 
@@ -17,12 +17,9 @@ namespace {
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 void refuse_raw_norms(const TensorSource& source) {
-  for (const NormFamily& f : norm_families(source))
-    if (f.stored_raw())
-      throw Error(ErrorKind::Input,
-                  fmt::format("norms {} (such as {}) average {:.3f}: they seem to hold gamma itself, and this model stores "
-                              "gamma - 1 (limit {}); --accept-raw-norms takes them as they are",
-                              f.name, f.example, f.mean, kRawNormMean));
+  const std::vector<std::string> problems = raw_norm_problems(survey_norms(source));
+  if (!problems.empty())
+    throw Error(ErrorKind::Input, fmt::format("{}; --accept-raw-norms takes them as they are", fmt::join(problems, "; ")));
 }
 
 class Loader {

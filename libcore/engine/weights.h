@@ -61,7 +61,7 @@ struct MtpHead {
 
 struct LoadOptions {
   bool draft_head = true;          // load mtp.* when the checkpoint has it
-  bool accept_raw_norms = false;   // skip the check of libcore/format/norm_families.h
+  bool accept_raw_norms = false;   // skip the check of raw_norm_problems (libcore/format/pack_survey.h)
 };
 
 struct Weights {

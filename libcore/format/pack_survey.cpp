@@ -133,17 +133,7 @@ class Survey {
     }
     for (const NormFamily& norm : out_.norms)
       if (std::isnan(norm.mean)) out_.problems.push_back(fmt::format("{} holds NaN or nothing", norm.name));
-    for (NormGroup group : {NormGroup::Trunk, NormGroup::DraftHead}) {
-      const double mean = centred_norm_mean(out_.norms, group);
-      if (!(mean > kCentredNormLimit)) continue;
-      std::vector<std::string> names;
-      for (const NormFamily& norm : out_.norms)
-        if (norm.centred && norm_group(norm) == group && norm.mean > kCentredNormLimit)
-          names.push_back(fmt::format("{} ({:.3f})", norm.name, norm.mean));
-      out_.problems.push_back(
-          fmt::format("norms of the {} average {:.3f}: stored around 1 where the model adds 1 itself: {}",
-                      norm_group_name(group), mean, fmt::join(names, ", ")));
-    }
+    for (std::string& problem : raw_norm_problems(out_.norms)) out_.problems.push_back(std::move(problem));
   }
 
   void finish_problems() {
@@ -213,6 +203,21 @@ double centred_norm_mean(const std::vector<NormFamily>& norms, NormGroup group) 
     families += 1;
   }
   return families ? sum / families : 0;
+}
+
+std::vector<std::string> raw_norm_problems(const std::vector<NormFamily>& norms) {
+  std::vector<std::string> out;
+  for (NormGroup group : {NormGroup::Trunk, NormGroup::DraftHead}) {
+    const double mean = centred_norm_mean(norms, group);
+    if (!(mean > kCentredNormLimit)) continue;
+    std::vector<std::string> names;
+    for (const NormFamily& norm : norms)
+      if (norm.centred && norm_group(norm) == group && norm.mean > kCentredNormLimit)
+        names.push_back(fmt::format("{} ({:.3f})", norm.name, norm.mean));
+    out.push_back(fmt::format("norms of the {} average {:.3f}: stored around 1 where the model adds 1 itself: {}",
+                              norm_group_name(group), mean, fmt::join(names, ", ")));
+  }
+  return out;
 }
 
 std::vector<NormFamily> survey_norms(const TensorSource& source) {

@@ -60,6 +60,9 @@ NormGroup norm_group(const NormFamily& norm);
 // Mean of the family means of the group's centred norms; 0 without any.
 double centred_norm_mean(const std::vector<NormFamily>& norms, NormGroup group);
 
+// One line a group of centred norms that is stored around 1; empty when none is.
+std::vector<std::string> raw_norm_problems(const std::vector<NormFamily>& norms);
+
 // Every norm of the text model; reads the norm weights. Throws Input when one is of an unreadable dtype.
 std::vector<NormFamily> survey_norms(const TensorSource& source);
 

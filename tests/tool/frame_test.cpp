@@ -125,6 +125,16 @@ TEST_CASE("frame: refuses to overwrite a file when the command line names it as 
   CHECK(read_json(file) == Json::object());
 }
 
+TEST_CASE("frame: replaces its own receipt of an earlier run, in both spellings of the option") {
+  const TempDir folder;
+  const std::string file = (folder.path() / "again.json").string();
+  for (int i = 0; i < 2; ++i) {
+    CHECK(probe({"--receipt", file}).exit_code == 0);
+    CHECK(probe({"--receipt=" + file}).exit_code == 0);
+  }
+  CHECK(read_json(file)["run"]["outcome"] == "passed");
+}
+
 TEST_CASE("frame: leaves an incomplete receipt when the process is killed") {
   const RunResult run = probe({"--mode", "kill"});
   CHECK(run.exit_code == -9);
