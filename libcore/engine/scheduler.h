@@ -11,10 +11,10 @@
 namespace fnx {
 
 struct Request {
-  std::vector<int32_t> prompt;      // one token or more
-  int64_t max_tokens = 128;         // to generate
-  std::vector<int32_t> stop_ids;    // generation ends with the first of these, which is kept
-  SampleParams sampling;            // `stream` and `position` are set by the scheduler
+  std::vector<int32_t> prompt;    // one token or more
+  int64_t max_tokens = 128;       // to generate
+  std::vector<int32_t> stop_ids;  // generation ends with the first of these, which is kept
+  SampleParams sampling;          // `stream` and `position` are set by the scheduler
 };
 
 enum class Finish : uint8_t { Length, Stop, Interrupted };
