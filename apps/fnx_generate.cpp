@@ -213,8 +213,10 @@ void generate(const Options& o, ToolRun& run) {
   for (size_t i = 0; i < prompts.size(); ++i)
     list.push_back(answer_json(prompts[i].id, answers[i], tokenizer.has_value(), true));
   receipt.result["answers"] = list;
-  receipt.evidence = {
-      {"forwards", stats.forwards}, {"prompt_rows", stats.prompt_rows}, {"decode_rows", stats.decode_rows}};
+  receipt.evidence = {{"forwards", stats.forwards},
+                      {"prompt_rows", stats.prompt_rows},
+                      {"decode_rows", stats.decode_rows},
+                      {"selecting_rows", stats.selecting_rows}};
   if (!stats.prompt_ns.empty()) receipt.add_series("prompt_forward_ns", "ns", "warm", stats.prompt_ns);
   if (!stats.decode_ns.empty()) receipt.add_series("decode_forward_ns", "ns", "warm", stats.decode_ns);
   if (!stats.first_token_ns.empty()) receipt.add_series("first_token_ns", "ns", "warm", stats.first_token_ns);

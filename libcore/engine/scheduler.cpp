@@ -31,6 +31,14 @@ int64_t state_tokens(const Request& r) {
   return static_cast<int64_t>(r.prompt.size()) + std::max<int64_t>(0, r.max_tokens - 1);
 }
 
+// Of `count` rows from position `start` on, those that have more complete blocks than they may select.
+int64_t selecting(const ModelConfig& c, int64_t start, size_t count) {
+  if (std::find(c.layer_types.begin(), c.layer_types.end(), LayerType::SparseAttention) == c.layer_types.end())
+    return 0;
+  const int64_t first = (c.index_blocks() + 1) * c.index_ratio - 1, end = start + static_cast<int64_t>(count);
+  return std::max<int64_t>(0, end - std::max(start, first));
+}
+
 }  // namespace
 
 StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions) {
@@ -103,6 +111,8 @@ SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, c
       }
     }
     const double step_began = now_ns();
+    for (const LaneInput& lane : lanes)
+      stats.selecting_rows += selecting(engine.config(), engine.state().length(lane.slot), lane.tokens.size());
     engine.forward(lanes);
     ++stats.forwards;
     if (any_prompt && events.prompt_rows) events.prompt_rows(prompt_done, prompt_total);
