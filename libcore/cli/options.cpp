@@ -26,7 +26,7 @@ Json split_default(std::string text) {
 
 Json option_value(const CLI::Option& option) {
   if (is_flag(option)) {
-    const std::string text = option.count() > 0 ? option.reduced_results().back() : option.get_default_str();
+    const std::string text = option.count() > 0 ? option.results().back() : option.get_default_str();
     if (text.empty() || text == "false" || text == "0") return false;
     if (text == "true" || text == "1") return true;
     return text;
@@ -37,7 +37,7 @@ Json option_value(const CLI::Option& option) {
     if (option.get_default_str().empty()) return Json();
     return reduce_argument(option.get_default_str());
   }
-  if (!list) return reduce_argument(option.reduced_results().back());
+  if (!list) return reduce_argument(option.results().back());
   Json values = Json::array();
   for (const std::string& value : option.results()) values.push_back(reduce_argument(value));
   return values;

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
         app.add_option("--mode", options.mode, "What to do");
         app.add_option("--model", options.model, "Checkpoint folder");
         app.add_option("--text", options.text, "Text for the result");
-        app.add_option("--max-count", options.count, "A number");
+        app.add_option("--max-count", options.count, "A number")->check(CLI::NonNegativeNumber);
         app.add_option("--ratio", options.ratio, "A fraction");
         app.add_option("--gate", options.gates, "NAME<=VALUE");
         app.add_flag("--fast", options.fast, "A flag");

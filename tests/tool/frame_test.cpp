@@ -125,6 +125,15 @@ TEST_CASE("frame: refuses to overwrite a file when the command line names it as 
   CHECK(read_json(file) == Json::object());
 }
 
+TEST_CASE("frame: a value that a validator refuses is a usage error with a receipt") {
+  const RunResult run = probe({"--max-count", "-3"});
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("-3") != std::string::npos);
+  const Json receipt = read_receipt(run, kTool);
+  CHECK(receipt["run"]["exit_code"] == 2);
+  CHECK(receipt["requested"]["max_count"] == "-3");
+}
+
 TEST_CASE("frame: replaces its own receipt of an earlier run, in both spellings of the option") {
   const TempDir folder;
   const std::string file = (folder.path() / "again.json").string();

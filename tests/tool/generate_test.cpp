@@ -45,7 +45,7 @@ void refused(const RunResult& run, int code, const std::vector<std::string>& wor
   const Json receipt = read_receipt(run, "fnx-generate");
   CHECK(receipt["run"]["outcome"] == "error");
   CHECK(receipt["run"]["exit_code"] == code);
-  CHECK(run.err.find(receipt["run"]["error"].get<std::string>().substr(0, 20)) != std::string::npos);
+  CHECK(run.err.find(receipt["run"]["error"].get<std::string>().substr(0, 12)) != std::string::npos);
 }
 
 }  // namespace
