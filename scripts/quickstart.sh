@@ -4,7 +4,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 bash "$root/scripts/build_tools.sh"
-receipt="${FNX_RECEIPT_DIR:-$PWD}/fnx-generate.receipt.json"
+receipt="${FNX_RECEIPT_DIR:-.}/fnx-generate.receipt.json"
 code=0
 "$root/build/host-only/bin/fnx-generate" --model "$root/fixtures/flashnext-tiny" --chat --thinking off \
   --prompt="${1:-What is the capital of Paraguay?}" --receipt "$receipt" || code=$?
