@@ -28,20 +28,40 @@ struct Options {
   void add(CLI::App& app) {
     model.add(app);
     prompts.add(app);
-    app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")->check(CLI::Range(int64_t{0}, int64_t{1} << 24))->capture_default_str();
+    app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+        ->capture_default_str();
     app.add_flag("--ignore-eos", ignore_eos, "Go on after a stop token");
-    app.add_option("--temperature", sampling.temperature, "0 takes the likeliest token")->check(CLI::Range(0.0, 1e3))->capture_default_str();
-    app.add_option("--top-k", sampling.top_k, "Draw from the K likeliest; 0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--top-p", sampling.top_p, "Draw from the likeliest that hold this share")->check(CLI::Range(1e-6, 1.0))->capture_default_str();
-    app.add_option("--min-p", sampling.min_p, "Leave out tokens below this share of the likeliest")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+    app.add_option("--temperature", sampling.temperature, "0 takes the likeliest token")
+        ->check(CLI::Range(0.0, 1e3))
+        ->capture_default_str();
+    app.add_option("--top-k", sampling.top_k, "Draw from the K likeliest; 0: all")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--top-p", sampling.top_p, "Draw from the likeliest that hold this share")
+        ->check(CLI::Range(1e-6, 1.0))
+        ->capture_default_str();
+    app.add_option("--min-p", sampling.min_p, "Leave out tokens below this share of the likeliest")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
     app.add_option("--seed", sampling.seed, "Of the draws")->capture_default_str();
-    app.add_option("--chunk-rows", chunk_rows, "Prompt rows of a sequence in one forward")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-    app.add_option("--parallel", parallel, "Sequences that run at once")->check(CLI::Range(1, 4096))->capture_default_str();
-    app.add_option("--kv-dtype", kv_dtype, "How keys and values are stored")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
-    app.add_option("--format", format, "How one prompt's answer is printed")->check(CLI::IsMember({"text", "ids", "jsonl"}))->capture_default_str();
-    app.add_option("--logits", logits_file, "Write logits [rows, vocab] and tokens to a safetensors file")->type_name("FILE");
+    app.add_option("--chunk-rows", chunk_rows, "Prompt rows of a sequence in one forward")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--parallel", parallel, "Sequences that run at once")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+    app.add_option("--kv-dtype", kv_dtype, "How keys and values are stored")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    app.add_option("--format", format, "How one prompt's answer is printed")
+        ->check(CLI::IsMember({"text", "ids", "jsonl"}))
+        ->capture_default_str();
+    app.add_option("--logits", logits_file, "Write logits [rows, vocab] and tokens to a safetensors file")
+        ->type_name("FILE");
     app.add_option("--logits-rows", logits_rows, "last: rows that predict generated tokens; all: every row")
-        ->check(CLI::IsMember({"last", "all"}))->capture_default_str();
+        ->check(CLI::IsMember({"last", "all"}))
+        ->capture_default_str();
     app.add_flag("--mtp-logits", mtp_logits, "Also the draft head's logits of every row");
   }
 };
@@ -65,7 +85,8 @@ Json answer_json(const Json& id, const Answer& a, bool has_text, bool hashes) {
   return j;
 }
 
-void write_logits(const std::string& file, const std::vector<Prompt>& prompts, std::vector<Answer>& answers, int64_t vocab) {
+void write_logits(const std::string& file, const std::vector<Prompt>& prompts, std::vector<Answer>& answers,
+                  int64_t vocab) {
   std::vector<NamedArray> arrays;
   std::vector<std::vector<int32_t>> tokens;
   tokens.reserve(prompts.size());
@@ -79,7 +100,8 @@ void write_logits(const std::string& file, const std::vector<Prompt>& prompts, s
     tokens.back().insert(tokens.back().end(), answers[i].tokens.begin(), answers[i].tokens.end());
     arrays.push_back({prefix + "tokens", view(tokens.back(), DType::I32, 0)});
     arrays.push_back({prefix + "logits", view(answers[i].logits, DType::F32, vocab)});
-    if (!answers[i].draft_logits.empty()) arrays.push_back({prefix + "mtp_logits", view(answers[i].draft_logits, DType::F32, vocab)});
+    if (!answers[i].draft_logits.empty())
+      arrays.push_back({prefix + "mtp_logits", view(answers[i].draft_logits, DType::F32, vocab)});
   }
   write_safetensors(file, arrays);
 }
@@ -91,11 +113,12 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
     const auto length = static_cast<int64_t>(p.ids.size()), room = config.max_position_embeddings - length;
     const std::string who = p.id.is_null() ? "the prompt" : "prompt " + p.id.dump();
     if (room < 0 || (room == 0 && o.max_tokens > 0))
-      throw Error(ErrorKind::Input, fmt::format("{} has {} tokens, the model's context holds {}; shorten it", who, length,
-                                                config.max_position_embeddings));
+      throw Error(ErrorKind::Input, fmt::format("{} has {} tokens, the model's context holds {}; shorten it", who,
+                                                length, config.max_position_embeddings));
     for (int32_t id : p.ids)
       if (id >= config.vocab_size)
-        throw Error(ErrorKind::Input, fmt::format("{} holds token id {}, the vocabulary has {}", who, id, config.vocab_size));
+        throw Error(ErrorKind::Input,
+                    fmt::format("{} holds token id {}, the vocabulary has {}", who, id, config.vocab_size));
     Request r;
     r.prompt = p.ids;
     r.max_tokens = std::min(o.max_tokens, room);
@@ -113,8 +136,10 @@ void generate(const Options& o, ToolRun& run) {
   std::optional<Tokenizer> tokenizer;
   if (std::filesystem::exists(folder / "tokenizer.json")) {
     tokenizer.emplace(Tokenizer::load(folder));
-    receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(),
-                        Json{{"kind", "file"}, {"algorithm", "xxh3-128"}, {"digest", tokenizer->fingerprint()}, {"origin", "computed"}});
+    receipt.add_subject(
+        "tokenizer", "tokenizer.json", tokenizer->file_bytes(),
+        Json{
+            {"kind", "file"}, {"algorithm", "xxh3-128"}, {"digest", tokenizer->fingerprint()}, {"origin", "computed"}});
   }
   const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr);
   const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : load_stop_ids(folder);
@@ -166,7 +191,9 @@ void generate(const Options& o, ToolRun& run) {
     print_finished();
   };
   if (!o.logits_file.empty())
-    events.logits = [&](size_t i, std::span<const float> row) { answers[i].logits.insert(answers[i].logits.end(), row.begin(), row.end()); };
+    events.logits = [&](size_t i, std::span<const float> row) {
+      answers[i].logits.insert(answers[i].logits.end(), row.begin(), row.end());
+    };
   events.draft_logits = [&](size_t i, std::span<const float> row) {
     answers[i].draft_logits.insert(answers[i].draft_logits.end(), row.begin(), row.end());
   };
@@ -183,17 +210,22 @@ void generate(const Options& o, ToolRun& run) {
 
   if (!o.logits_file.empty() && !run.stopping()) write_logits(o.logits_file, prompts, answers, model.config.vocab_size);
   Json list = Json::array();
-  for (size_t i = 0; i < prompts.size(); ++i) list.push_back(answer_json(prompts[i].id, answers[i], tokenizer.has_value(), true));
+  for (size_t i = 0; i < prompts.size(); ++i)
+    list.push_back(answer_json(prompts[i].id, answers[i], tokenizer.has_value(), true));
   receipt.result["answers"] = list;
-  receipt.evidence = {{"forwards", stats.forwards}, {"prompt_rows", stats.prompt_rows}, {"decode_rows", stats.decode_rows}};
+  receipt.evidence = {{"forwards", stats.forwards},
+                      {"prompt_rows", stats.prompt_rows},
+                      {"decode_rows", stats.decode_rows},
+                      {"selecting_rows", stats.selecting_rows}};
   if (!stats.prompt_ns.empty()) receipt.add_series("prompt_forward_ns", "ns", "warm", stats.prompt_ns);
   if (!stats.decode_ns.empty()) receipt.add_series("decode_forward_ns", "ns", "warm", stats.decode_ns);
   if (!stats.first_token_ns.empty()) receipt.add_series("first_token_ns", "ns", "warm", stats.first_token_ns);
   const double prompt_s = std::accumulate(stats.prompt_ns.begin(), stats.prompt_ns.end(), 0.0) / 1e9;
   const double decode_s = std::accumulate(stats.decode_ns.begin(), stats.decode_ns.end(), 0.0) / 1e9;
-  run.info(fmt::format("{} prompt rows in {:.2f} s, {} decode rows in {:.2f} s{}", stats.prompt_rows, prompt_s,
-                       stats.decode_rows, decode_s,
-                       decode_s > 0 ? fmt::format(" ({:.0f} tokens/s)", static_cast<double>(stats.decode_rows) / decode_s) : ""));
+  run.info(fmt::format(
+      "{} prompt rows in {:.2f} s, {} decode rows in {:.2f} s{}", stats.prompt_rows, prompt_s, stats.decode_rows,
+      decode_s,
+      decode_s > 0 ? fmt::format(" ({:.0f} tokens/s)", static_cast<double>(stats.decode_rows) / decode_s) : ""));
 }
 
 }  // namespace
@@ -202,7 +234,9 @@ int main(int argc, char** argv) {
   Options options;
   const ToolInfo info{"fnx-generate",
                       "Generates text from an EXL3 qwen4_exp checkpoint.",
-                      {"fnx-generate --model fixtures/flashnext-tiny --chat --thinking off --prompt \"What is the capital of Paraguay?\"",
+                      {"fnx-generate --model fixtures/flashnext-tiny --chat --thinking off --prompt \"What is the "
+                       "capital of Paraguay?\"",
                        "fnx-generate --model DIR --jsonl prompts.jsonl --temperature 0.7 --seed 1 > answers.jsonl"}};
-  return run_tool(argc, argv, info, [&](CLI::App& app) { options.add(app); }, [&](ToolRun& run) { generate(options, run); });
+  return run_tool(
+      argc, argv, info, [&](CLI::App& app) { options.add(app); }, [&](ToolRun& run) { generate(options, run); });
 }

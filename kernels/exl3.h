@@ -1,5 +1,5 @@
-// EXL3 codebooks and tile addressing: the definitions every backend shares. A tile is 16 inputs x 16 outputs, 256 values
-// in a circular bitstream; `half_bits` is twice the width in bits, so that 1.5, 2.5 and 3.5 are integers too.
+// EXL3 codebooks and tile addressing: the definitions every backend shares. A tile is 16 inputs x 16 outputs, 256
+// values in a circular bitstream; `half_bits` is twice the width in bits, so that 1.5, 2.5 and 3.5 are integers too.
 #pragma once
 
 #include <bit>
@@ -10,9 +10,9 @@
 
 namespace fnx::exl3 {
 
-inline constexpr int kTile = 16;          // rows and columns of a tile
-inline constexpr int kTileValues = 256;   // values of a tile
-inline constexpr int kHadamard = 128;     // block of the input and output rotations
+inline constexpr int kTile = 16;         // rows and columns of a tile
+inline constexpr int kTileValues = 256;  // values of a tile
+inline constexpr int kHadamard = 128;    // block of the input and output rotations
 inline constexpr uint32_t kMul1 = 0x83DCD12Du, kMcg = 0xCBAC1FEDu;
 
 enum class Codebook : uint8_t { ThreeInst, Mcg, Mul1 };

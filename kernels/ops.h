@@ -1,5 +1,5 @@
-// The seam: every operation of the model on device-agnostic views. The engine is written once against this interface and
-// never asks which backend it has.
+// The seam: every operation of the model on device-agnostic views. The engine is written once against this interface
+// and never asks which backend it has.
 //
 // Rules for an operation: it takes views and a stream, never allocates device memory, never synchronises, never reads a
 // global. Activations are fp32, [rows, width]. A row's output bits depend on that row (and the state of its sequence)
@@ -164,7 +164,8 @@ class Backend {
   // dst = 0.
   virtual void clear(Stream&, View dst) = 0;
 
-  // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies, H].
+  // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies,
+  // H].
   virtual void embed(Stream&, View tokens, View table, View out) = 0;
   // Normalises each of the groups of `group` elements in a row by itself; x, out [R, groups * group], weight as long.
   virtual void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) = 0;
@@ -178,8 +179,8 @@ class Backend {
   // stack[r, s, :] += inj[r, s] * y[r, :].
   virtual void hc_inject(Stream&, View inj, View y, View stack) = 0;
 
-  // Causal convolution, delta rule and gated norm, row after row within each lane; updates the state of each lane's slot.
-  // qkv [R, channels], z [R, Vd], b and a [R, value_heads], out [R, Vd].
+  // Causal convolution, delta rule and gated norm, row after row within each lane; updates the state of each lane's
+  // slot. qkv [R, channels], z [R, Vd], b and a [R, value_heads], out [R, Vd].
   virtual void gdn(Stream&, const GdnWeights&, const Batch&, View qkv, View z, View b, View a, const GdnState&,
                    View out) = 0;
 
@@ -188,7 +189,8 @@ class Backend {
   virtual void qsa_write(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) = 0;
   // Fills rows.selected: the min(blocks, complete) complete blocks of highest score, ties to the lower id.
   virtual void qsa_select(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) = 0;
-  // out[r] = softmax(q k) v over the selected blocks' tokens and the tail, times sigmoid(gate). out [R, heads * head_dim].
+  // out[r] = softmax(q k) v over the selected blocks' tokens and the tail, times sigmoid(gate). out [R, heads *
+  // head_dim].
   virtual void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) = 0;
 
   // p = softmax(logits); the k largest in descending order, ties to the lower id; renormalised to sum 1 when asked.
@@ -214,8 +216,8 @@ class Backend {
 
 // The reference backend: exact decoded weights, fp32 values, fp64 accumulation in a stated order.
 struct CpuOptions {
-  int threads = 0;                     // 0: all cores
-  uint64_t decoded_cache_bytes = 0;    // most memory for decoded weights; 0: half of physical memory
+  int threads = 0;                   // 0: all cores
+  uint64_t decoded_cache_bytes = 0;  // most memory for decoded weights; 0: half of physical memory
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
 

@@ -15,8 +15,8 @@ namespace fnx {
 
 enum class Space : uint8_t { Host, Device };
 
-// A dense row-major array of up to 4 axes that somebody else owns. Row strides other than shape products are not needed:
-// a window of rows is a View of its own.
+// A dense row-major array of up to 4 axes that somebody else owns. Row strides other than shape products are not
+// needed: a window of rows is a View of its own.
 struct View {
   std::byte* data = nullptr;
   DType dtype = DType::F32;

@@ -21,7 +21,7 @@ namespace cpu {
 
 namespace {
 uint64_t physical_memory() {
-  struct sysinfo info{};
+  struct sysinfo info {};
   return sysinfo(&info) == 0 ? uint64_t{info.totalram} * info.mem_unit : uint64_t{1} << 32;
 }
 int thread_count(int asked) {
@@ -43,15 +43,16 @@ void CpuBackend::each(int64_t count, int64_t work_per_item, const std::function<
 Buffer CpuBackend::allocate(size_t bytes, Space) {
   void* data = std::calloc(std::max<size_t>(bytes, 1), 1);
   if (data == nullptr)
-    throw Error(ErrorKind::Unsupported, "cannot allocate " + std::to_string(bytes) + " bytes of memory; this machine has " +
-                                            std::to_string(physical_memory()) + "; lower --parallel or the context");
+    throw Error(ErrorKind::Unsupported, "cannot allocate " + std::to_string(bytes) +
+                                            " bytes of memory; this machine has " + std::to_string(physical_memory()) +
+                                            "; lower --parallel or the context");
   return Buffer(static_cast<std::byte*>(data), bytes, Space::Host, [](std::byte* p) { std::free(p); });
 }
 
 void CpuBackend::copy(Stream&, View dst, View src) {
   if (dst.bytes() != src.bytes())
-    throw Error(ErrorKind::Internal, "copy of " + std::to_string(src.bytes()) + " bytes into " +
-                                         std::to_string(dst.bytes()));
+    throw Error(ErrorKind::Internal,
+                "copy of " + std::to_string(src.bytes()) + " bytes into " + std::to_string(dst.bytes()));
   if (dst.bytes() > 0) std::memmove(dst.data, src.data, dst.bytes());
 }
 
@@ -64,9 +65,14 @@ void CpuBackend::embed(Stream&, View tokens, View table, View out) {
     float* to = out.as<float>() + r * copies * width;
     const int64_t at = int64_t{ids[r]} * width;
     for (int64_t i = 0; i < width; ++i) switch (table.dtype) {
-        case DType::F32: to[i] = table.as<float>()[at + i]; break;
-        case DType::F16: to[i] = f16_to_f32(table.as<uint16_t>()[at + i]); break;
-        default: to[i] = bf16_to_f32(table.as<uint16_t>()[at + i]);
+        case DType::F32:
+          to[i] = table.as<float>()[at + i];
+          break;
+        case DType::F16:
+          to[i] = f16_to_f32(table.as<uint16_t>()[at + i]);
+          break;
+        default:
+          to[i] = bf16_to_f32(table.as<uint16_t>()[at + i]);
       }
     for (int64_t c = 1; c < copies; ++c) std::copy_n(to, width, to + c * width);
   });
@@ -118,7 +124,8 @@ void CpuBackend::hc_mix(Stream& stream, const HcWeights& w, View stack, View u, 
   if (w.inject == nullptr) return;
   linear(stream, *w.inject, xn, inj);
   float* to = inj.as<float>();
-  for (int64_t i = 0; i < rows * n; ++i) to[i] = static_cast<float>(2.0 * sigmoid(double{to[i]} / static_cast<double>(n)));
+  for (int64_t i = 0; i < rows * n; ++i)
+    to[i] = static_cast<float>(2.0 * sigmoid(double{to[i]} / static_cast<double>(n)));
 }
 
 void CpuBackend::hc_inject(Stream&, View inj, View y, View stack) {

@@ -1,6 +1,6 @@
-// The inner product of the cpu backend. Every output is one fp64 chain over ascending inputs: a product of an fp32 input
-// and an fp16 or fp32 weight is exact in fp64, so the bits are the same with and without fused multiply-add, on every
-// instruction set and for every number of rows.
+// The inner product of the cpu backend. Every output is one fp64 chain over ascending inputs: a product of an fp32
+// input and an fp16 or fp32 weight is exact in fp64, so the bits are the same with and without fused multiply-add, on
+// every instruction set and for every number of rows.
 #pragma once
 
 #include <cstdint>

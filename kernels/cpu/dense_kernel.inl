@@ -28,10 +28,18 @@ void panel(const void* data, int64_t in, const float* x, int64_t stride, int row
   constexpr int kCols = V::kPanelColumns;
   for (int c = 0; c < kPanel; c += kCols) {
     switch (rows) {
-      case 1: panel_block<V, T, 1, kCols>(w + c, in, x, stride, acc + c); break;
-      case 2: panel_block<V, T, 2, kCols>(w + c, in, x, stride, acc + c); break;
-      case 3: panel_block<V, T, 3, kCols>(w + c, in, x, stride, acc + c); break;
-      default: panel_block<V, T, 4, kCols>(w + c, in, x, stride, acc + c); break;
+      case 1:
+        panel_block<V, T, 1, kCols>(w + c, in, x, stride, acc + c);
+        break;
+      case 2:
+        panel_block<V, T, 2, kCols>(w + c, in, x, stride, acc + c);
+        break;
+      case 3:
+        panel_block<V, T, 3, kCols>(w + c, in, x, stride, acc + c);
+        break;
+      default:
+        panel_block<V, T, 4, kCols>(w + c, in, x, stride, acc + c);
+        break;
     }
   }
 }

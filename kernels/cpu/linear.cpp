@@ -68,8 +68,12 @@ void CpuLinear::decode_block(int64_t block, std::byte* to) const {
     for (int64_t n = 0; n < count; ++n) {
       const int64_t row = (first + n) * in;
       for (int64_t k = 0; k < in; ++k) switch (source_.plain_dtype) {
-          case DType::F32: put(k, n, 0, static_cast<const float*>(source_.plain)[row + k]); break;
-          case DType::BF16: put(k, n, 0, bf16_to_f32(static_cast<const uint16_t*>(source_.plain)[row + k])); break;
+          case DType::F32:
+            put(k, n, 0, static_cast<const float*>(source_.plain)[row + k]);
+            break;
+          case DType::BF16:
+            put(k, n, 0, bf16_to_f32(static_cast<const uint16_t*>(source_.plain)[row + k]));
+            break;
           default: {
             const uint16_t h = static_cast<const uint16_t*>(source_.plain)[row + k];
             put(k, n, h, f16_to_f32(h));

@@ -49,7 +49,8 @@ FNX_CLONES void hadamard128(double* v) {
         x[i + h] = a - b;
       }
   const Index swap1 = {1, 0, 3, 2, 5, 4, 7, 6}, swap2 = {2, 3, 0, 1, 6, 7, 4, 5}, swap4 = {4, 5, 6, 7, 0, 1, 2, 3};
-  const Lanes sign1 = {1, -1, 1, -1, 1, -1, 1, -1}, sign2 = {1, 1, -1, -1, 1, 1, -1, -1}, sign4 = {1, 1, 1, 1, -1, -1, -1, -1};
+  const Lanes sign1 = {1, -1, 1, -1, 1, -1, 1, -1}, sign2 = {1, 1, -1, -1, 1, 1, -1, -1},
+              sign4 = {1, 1, 1, 1, -1, -1, -1, -1};
   for (int i = 0; i < 16; ++i) {
     x[i] = __builtin_shuffle(x[i], swap1) + x[i] * sign1;
     x[i] = __builtin_shuffle(x[i], swap2) + x[i] * sign2;

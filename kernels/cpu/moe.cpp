@@ -22,9 +22,8 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
     std::iota(order.begin(), order.end(), 0);
     // NaN ranks below every number, so that the order stays total and the lowest ids win.
     const auto rank = [&](int32_t i) { return std::isnan(p[i]) ? -1.0f : p[i]; };
-    std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int32_t a, int32_t b) {
-      return rank(a) != rank(b) ? rank(a) > rank(b) : a < b;
-    });
+    std::partial_sort(order.begin(), order.begin() + k, order.end(),
+                      [&](int32_t a, int32_t b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a < b; });
     double sum = 0;
     for (int64_t j = 0; j < k; ++j) sum += p[order[j]];
     for (int64_t j = 0; j < k; ++j) {

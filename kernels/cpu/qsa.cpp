@@ -53,19 +53,21 @@ void CpuBackend::qsa_write(Stream&, const QsaWeights& w, const Batch& batch, con
     each(lane.rows, (2 * w.heads + 2 * w.kv_heads) * w.head_dim * 4, [&](int64_t i) {
       const int64_t r = lane.first_row + i, position = lane.start + i, at = pages.token(position) * kv_width;
       for (int64_t h = 0; h < w.heads; ++h)
-        norm_and_rope(rows.query_gate.as<float>() + (r * w.heads + h) * 2 * w.head_dim, w.head_dim, w.q_norm, w, position);
+        norm_and_rope(rows.query_gate.as<float>() + (r * w.heads + h) * 2 * w.head_dim, w.head_dim, w.q_norm, w,
+                      position);
       for (int64_t h = 0; h < w.kv_heads; ++h)
         norm_and_rope(rows.key.as<float>() + r * kv_width + h * w.head_dim, w.head_dim, w.k_norm, w, position);
       for (int64_t h = 0; h < w.index_heads; ++h)
-        norm_and_rope(rows.index.as<float>() + r * index_width + h * w.index_dim, w.index_dim, w.index_q_norm, w, position);
+        norm_and_rope(rows.index.as<float>() + r * index_width + h * w.index_dim, w.index_dim, w.index_q_norm, w,
+                      position);
       store(cache.keys, at, rows.key.as<float>() + r * kv_width, kv_width);
       store(cache.values, at, rows.value.as<float>() + r * kv_width, kv_width);
     });
     float* raw = cache.raw_keys.as<float>() + lane.slot * w.ratio * w.index_dim;
     for (int64_t i = 0; i < lane.rows; ++i) {
       const int64_t position = lane.start + i, block = position / w.ratio;
-      std::copy_n(rows.index.as<float>() + (lane.first_row + i) * index_width + w.index_heads * w.index_dim, w.index_dim,
-                  raw + position % w.ratio * w.index_dim);
+      std::copy_n(rows.index.as<float>() + (lane.first_row + i) * index_width + w.index_heads * w.index_dim,
+                  w.index_dim, raw + position % w.ratio * w.index_dim);
       if ((position + 1) % w.ratio != 0) continue;
       float* pooled = cache.index_keys.as<float>() + pages.block(block, w.ratio) * w.index_dim;
       for (int64_t d = 0; d < w.index_dim; ++d) {
@@ -100,14 +102,14 @@ void CpuBackend::qsa_select(Stream&, const QsaWeights& w, const Batch& batch, co
       for (int64_t b = 0; b < complete; ++b) {
         const float* key = cache.index_keys.as<float>() + pages.block(b, w.ratio) * w.index_dim;
         double sum = 0;
-        for (int64_t h = 0; h < w.index_heads; ++h) sum += std::max(0.0, dot(query + h * w.index_dim, key, w.index_dim));
+        for (int64_t h = 0; h < w.index_heads; ++h)
+          sum += std::max(0.0, dot(query + h * w.index_dim, key, w.index_dim));
         const auto s = static_cast<float>(sum * scale);
         score[b] = std::isnan(s) ? -1.0f : s;  // keeps the order total; real scores are not negative
       }
       std::iota(order.begin(), order.end(), 0);
-      std::nth_element(order.begin(), order.begin() + count - 1, order.end(), [&](int32_t x, int32_t y) {
-        return score[x] != score[y] ? score[x] > score[y] : x < y;
-      });
+      std::nth_element(order.begin(), order.begin() + count - 1, order.end(),
+                       [&](int32_t x, int32_t y) { return score[x] != score[y] ? score[x] > score[y] : x < y; });
       std::sort(order.begin(), order.begin() + count);
       std::copy_n(order.begin(), count, selected);
     });

@@ -1,5 +1,5 @@
-// Greedy and seeded sampling. Candidates are ranked by logit, ties to the lower id; NaN ranks last. Filters apply in the
-// order temperature, top-k, top-p, min-p, then one uniform draw walks the ranked candidates.
+// Greedy and seeded sampling. Candidates are ranked by logit, ties to the lower id; NaN ranks last. Filters apply in
+// the order temperature, top-k, top-p, min-p, then one uniform draw walks the ranked candidates.
 #include <algorithm>
 #include <numeric>
 
@@ -52,9 +52,8 @@ int32_t sample_row(const float* logits, int64_t valid, const SampleParams& p) {
 
 void CpuBackend::sample(Stream&, int64_t valid, std::span<const SampleParams> params, View logits, View ids) {
   const int64_t vocab = logits.shape[1];
-  each(logits.shape[0], vocab * 4, [&](int64_t r) {
-    ids.as<int32_t>()[r] = sample_row(logits.as<float>() + r * vocab, valid, params[r]);
-  });
+  each(logits.shape[0], vocab * 4,
+       [&](int64_t r) { ids.as<int32_t>()[r] = sample_row(logits.as<float>() + r * vocab, valid, params[r]); });
 }
 
 }  // namespace fnx::cpu

@@ -11,8 +11,12 @@ namespace fnx {
 
 void ModelOptions::add(CLI::App& app) {
   app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp)")->required()->type_name("DIR");
-  app.add_option("--backend", backend, "Where the model runs")->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
-  app.add_option("--threads", threads, "Threads of the cpu backend; 0: one a core")->check(CLI::Range(0, 1024))->capture_default_str();
+  app.add_option("--backend", backend, "Where the model runs")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--threads", threads, "Threads of the cpu backend; 0: one a core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
 }
 
@@ -25,7 +29,8 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   uint64_t bytes = 0;
   for (const SourceFile& f : m.checkpoint->files()) bytes += f.bytes;
   const std::filesystem::path folder = std::filesystem::path(options.model).lexically_normal();
-  run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(), bytes);
+  run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
+                            bytes);
   m.backend = make_cpu_backend({options.threads, 0});
   run.receipt().set_effective("backend", std::string(m.backend->name()),
                               options.backend == "auto" ? "default: no cuda backend in this build" : "flag");

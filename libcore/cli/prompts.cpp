@@ -38,7 +38,8 @@ void need_tokenizer(const Tokenizer* tokenizer) {
     throw Error(ErrorKind::Input, "the checkpoint has no tokenizer.json: give --token-ids, or \"tokens\" in --jsonl");
 }
 
-std::vector<int32_t> encode_chat(std::vector<ChatMessage> messages, const PromptOptions& o, const Tokenizer& tokenizer) {
+std::vector<int32_t> encode_chat(std::vector<ChatMessage> messages, const PromptOptions& o,
+                                 const Tokenizer& tokenizer) {
   return tokenizer.encode(render_chat(messages, o.thinking == "on"));
 }
 
@@ -50,7 +51,8 @@ Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o
   int sources = 0;
   for (const auto& [key, value] : j.items()) {
     if (key == "id") {
-      if (!value.is_string() && !value.is_number_integer()) throw Error(ErrorKind::Input, "\"id\" is neither a string nor an integer");
+      if (!value.is_string() && !value.is_number_integer())
+        throw Error(ErrorKind::Input, "\"id\" is neither a string nor an integer");
       p.id = value;
       continue;
     }
@@ -66,7 +68,8 @@ Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o
     } else if (key == "tokens") {
       if (!value.is_array()) throw Error(ErrorKind::Input, "\"tokens\" is not a list");
       for (const Json& t : value) {
-        if (!t.is_number_integer() || t < 0 || t > INT32_MAX) throw Error(ErrorKind::Input, "\"tokens\" holds " + t.dump());
+        if (!t.is_number_integer() || t < 0 || t > INT32_MAX)
+          throw Error(ErrorKind::Input, "\"tokens\" holds " + t.dump());
         p.ids.push_back(t);
       }
     } else {
@@ -92,10 +95,12 @@ void PromptOptions::add(CLI::App& app) {
   app.add_option("--prompt", prompt, "Prompt text")->type_name("TEXT");
   app.add_option("--prompt-file", prompt_file, "File with one prompt; - is stdin")->type_name("FILE");
   app.add_option("--token-ids", token_ids, "Prompt as ids: 1,2,3")->type_name("IDS");
-  app.add_option("--jsonl", jsonl, "One object a line: id and one of prompt, messages, tokens; - is stdin")->type_name("FILE");
+  app.add_option("--jsonl", jsonl, "One object a line: id and one of prompt, messages, tokens; - is stdin")
+      ->type_name("FILE");
   app.add_flag("--chat", chat, "Wrap a prompt text as one user message of the chat template");
   app.add_option("--thinking", thinking, "Whether the chat template opens a thinking part")
-      ->check(CLI::IsMember({"on", "off"}))->capture_default_str();
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
 }
 
 std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer) {
@@ -127,8 +132,8 @@ std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokeni
   }
   for (const Prompt& p : prompts)
     if (p.ids.empty())
-      throw Error(ErrorKind::Input, fmt::format("prompt {}is empty: give at least one token",
-                                                p.id.is_null() ? "" : p.id.dump() + " "));
+      throw Error(ErrorKind::Input,
+                  fmt::format("prompt {}is empty: give at least one token", p.id.is_null() ? "" : p.id.dump() + " "));
   return prompts;
 }
 

@@ -19,15 +19,15 @@ struct PromptOptions {
 };
 
 struct Prompt {
-  Json id;                   // of a JSONL line; null otherwise
+  Json id;  // of a JSONL line; null otherwise
   std::vector<int32_t> ids;
 };
 
 // The whole of a file, or of stdin for "-"; throws Input.
 std::string read_text(const std::string& path);
 
-// Throws Usage unless exactly one source is given, Input naming line and reason for a bad line. `tokenizer` may be null:
-// then only ids are possible.
+// Throws Usage unless exactly one source is given, Input naming line and reason for a bad line. `tokenizer` may be
+// null: then only ids are possible.
 std::vector<Prompt> read_prompts(const PromptOptions& options, const Tokenizer* tokenizer);
 
 }  // namespace fnx

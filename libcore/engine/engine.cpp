@@ -90,8 +90,9 @@ Batch Engine::upload_batch(std::vector<Lane>& lanes, std::span<const int32_t> to
     for (int32_t i = 0; i < lane.rows; ++i) positions.push_back(lane.start + i);
   backend_.copy(*stream_, batch.positions, host_view(positions.data(), DType::I32, batch.rows));
   backend_.copy(*stream_, a_.tokens.rows(0, batch.rows), host_view(tokens.data(), DType::I32, batch.rows));
-  backend_.copy(*stream_, batch.lane_table,
-                host_view(reinterpret_cast<const int32_t*>(lanes.data()), DType::I32, 4 * static_cast<int64_t>(lanes.size())));
+  backend_.copy(
+      *stream_, batch.lane_table,
+      host_view(reinterpret_cast<const int32_t*>(lanes.data()), DType::I32, 4 * static_cast<int64_t>(lanes.size())));
   stream_->synchronize();  // the host copies may go
   return batch;
 }
@@ -106,7 +107,8 @@ void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
     tokens.insert(tokens.end(), in.tokens.begin(), in.tokens.end());
   }
   if (tokens.empty() || static_cast<int64_t>(tokens.size()) > options_.max_rows)
-    throw Error(ErrorKind::Internal, fmt::format("a forward of {} rows, 1 to {} are possible", tokens.size(), options_.max_rows));
+    throw Error(ErrorKind::Internal,
+                fmt::format("a forward of {} rows, 1 to {} are possible", tokens.size(), options_.max_rows));
   lanes_.clear();
   int32_t row = 0;
   for (const LaneInput& in : inputs) {
@@ -130,7 +132,8 @@ void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
   if (has_draft_head()) absorb_drafts(inputs, lanes_);
 }
 
-void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack) {
+void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
+                       const View& stack) {
   const int64_t R = batch.rows;
   const auto rows = [R](const View& v) { return v.rows(0, R); };
   const View u = rows(a_.u), inj = rows(a_.inj), y = rows(a_.y);
@@ -148,7 +151,8 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
     ops.linear(s, *g.out, rows(a_.gdn_out), y);
   } else {
     const QsaLayer& q = *layer.qsa;
-    const QsaRows qr{rows(a_.qsa.query_gate), rows(a_.qsa.key), rows(a_.qsa.value), rows(a_.qsa.index), rows(a_.qsa.selected)};
+    const QsaRows qr{rows(a_.qsa.query_gate), rows(a_.qsa.key), rows(a_.qsa.value), rows(a_.qsa.index),
+                     rows(a_.qsa.selected)};
     ops.linear(s, *q.q, u, qr.query_gate);
     ops.linear(s, *q.k, u, qr.key);
     ops.linear(s, *q.v, u, qr.value);
@@ -238,7 +242,8 @@ void Engine::absorb_drafts(std::span<const LaneInput> inputs, std::span<const La
 
 View Engine::gather_stacks(const View& stacks, std::span<const int32_t> rows) {
   if (static_cast<int64_t>(rows.size()) > options_.max_rows)
-    throw Error(ErrorKind::Internal, fmt::format("logits of {} rows, at most {} at once", rows.size(), options_.max_rows));
+    throw Error(ErrorKind::Internal,
+                fmt::format("logits of {} rows, at most {} at once", rows.size(), options_.max_rows));
   for (size_t i = 0; i < rows.size(); ++i)
     backend_.copy(*stream_, a_.gather.rows(static_cast<int64_t>(i), 1), stacks.rows(rows[i], 1));
   return a_.gather.rows(0, static_cast<int64_t>(rows.size()));

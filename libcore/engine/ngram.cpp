@@ -22,7 +22,8 @@ NgramHash NgramHash::derive(const ModelConfig& c, int64_t ple_index) {
   h.heads_per_order = c.heads_per_ngram;
   h.eos = c.ngram_eos;
   const uint64_t base = c.ngram_seed + 10007u * static_cast<uint64_t>(ple_index);
-  const uint64_t half = std::max<uint64_t>(1, static_cast<uint64_t>(INT64_MAX) / static_cast<uint64_t>(c.vocab_size) / 2);
+  const uint64_t half =
+      std::max<uint64_t>(1, static_cast<uint64_t>(INT64_MAX) / static_cast<uint64_t>(c.vocab_size) / 2);
   for (int64_t i = 0; i < c.ngram_size; ++i) {
     const uint64_t value = splitmix64(base + 0x9E3779B97F4A7C15u * static_cast<uint64_t>(i + 1));
     h.multipliers.push_back(static_cast<int64_t>(2 * (value % half) + 1));

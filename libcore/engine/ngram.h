@@ -1,5 +1,5 @@
-// Which rows of the n-gram table a token reads. Definition: the PLE part of README, "The model"; all arithmetic is 64-bit
-// and wraps.
+// Which rows of the n-gram table a token reads. Definition: the PLE part of README, "The model"; all arithmetic is
+// 64-bit and wraps.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 namespace fnx {
 
 struct NgramHash {
-  int64_t orders = 0;           // largest n-gram, 2 or more
+  int64_t orders = 0;  // largest n-gram, 2 or more
   int64_t heads_per_order = 0;
-  int64_t eos = 0;              // segment boundary
+  int64_t eos = 0;                                   // segment boundary
   std::vector<int64_t> multipliers, sizes, offsets;  // [orders], [heads], [heads]
 
   // The constants of PLE layer number `ple_index` (counted among PLE layers, from 0).

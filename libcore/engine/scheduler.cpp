@@ -17,16 +17,27 @@ struct Active {
   int32_t slot = 0;
   size_t prompt_done = 0;  // prompt tokens in the state
   int64_t generated = 0;
-  int32_t pending = -1;    // drawn and not yet in the state
+  int32_t pending = -1;  // drawn and not yet in the state
 };
 
 double now_ns() {
-  return static_cast<double>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                 std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<double>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
 }
 
 // The last generated token is never fed back.
-int64_t state_tokens(const Request& r) { return static_cast<int64_t>(r.prompt.size()) + std::max<int64_t>(0, r.max_tokens - 1); }
+int64_t state_tokens(const Request& r) {
+  return static_cast<int64_t>(r.prompt.size()) + std::max<int64_t>(0, r.max_tokens - 1);
+}
+
+// Of `count` rows from position `start` on, those that have more complete blocks than they may select.
+int64_t selecting(const ModelConfig& c, int64_t start, size_t count) {
+  if (std::find(c.layer_types.begin(), c.layer_types.end(), LayerType::SparseAttention) == c.layer_types.end())
+    return 0;
+  const int64_t first = (c.index_blocks() + 1) * c.index_ratio - 1, end = start + static_cast<int64_t>(count);
+  return std::max<int64_t>(0, end - std::max(start, first));
+}
 
 }  // namespace
 
@@ -37,9 +48,10 @@ StateOptions state_for(std::span<const Request> requests, int64_t parallel, int6
   for (const Request& r : requests) {
     const auto whole = static_cast<int64_t>(r.prompt.size()) + r.max_tokens;
     if (whole > max_positions)
-      throw Error(ErrorKind::Input, fmt::format("a prompt of {} tokens and {} to generate exceed the model's context of {} "
-                                                "tokens; shorten the prompt or lower --max-tokens", r.prompt.size(),
-                                                r.max_tokens, max_positions));
+      throw Error(ErrorKind::Input,
+                  fmt::format("a prompt of {} tokens and {} to generate exceed the model's context of {} "
+                              "tokens; shorten the prompt or lower --max-tokens",
+                              r.prompt.size(), r.max_tokens, max_positions));
     need.push_back(state_tokens(r));
   }
   std::sort(need.rbegin(), need.rend());
@@ -99,6 +111,8 @@ SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, c
       }
     }
     const double step_began = now_ns();
+    for (const LaneInput& lane : lanes)
+      stats.selecting_rows += selecting(engine.config(), engine.state().length(lane.slot), lane.tokens.size());
     engine.forward(lanes);
     ++stats.forwards;
     if (any_prompt && events.prompt_rows) events.prompt_rows(prompt_done, prompt_total);
@@ -107,11 +121,12 @@ SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, c
       for (size_t i = 0; i < active.size(); ++i) {
         const Engine::DraftRows& d = engine.draft_rows()[i];
         for (int32_t j = 0; j < d.count; ++j)
-          events.draft_logits(active[i].request, engine.to_host(engine.draft_logits(std::vector<int32_t>{d.first_row + j})));
+          events.draft_logits(active[i].request,
+                              engine.to_host(engine.draft_logits(std::vector<int32_t>{d.first_row + j})));
       }
     int32_t row = 0;
-    std::vector<int32_t> last;       // rows to draw from
-    std::vector<size_t> drawing;     // their index in `active`
+    std::vector<int32_t> last;    // rows to draw from
+    std::vector<size_t> drawing;  // their index in `active`
     for (size_t i = 0; i < active.size(); ++i) {
       const auto count = static_cast<int32_t>(lanes[i].tokens.size());
       if (o.all_logits)  // the last row is reported with its draw below
@@ -119,7 +134,8 @@ SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, c
           events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row + j})));
       row += count;
       if (active[i].prompt_done < requests[active[i].request].prompt.size()) {
-        if (o.all_logits) events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row - 1})));
+        if (o.all_logits)
+          events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row - 1})));
         continue;
       }
       last.push_back(row - 1);

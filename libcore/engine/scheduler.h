@@ -11,10 +11,10 @@
 namespace fnx {
 
 struct Request {
-  std::vector<int32_t> prompt;      // one token or more
-  int64_t max_tokens = 128;         // to generate
-  std::vector<int32_t> stop_ids;    // generation ends with the first of these, which is kept
-  SampleParams sampling;            // `stream` and `position` are set by the scheduler
+  std::vector<int32_t> prompt;    // one token or more
+  int64_t max_tokens = 128;       // to generate
+  std::vector<int32_t> stop_ids;  // generation ends with the first of these, which is kept
+  SampleParams sampling;          // `stream` and `position` are set by the scheduler
 };
 
 enum class Finish : uint8_t { Length, Stop, Interrupted };
@@ -42,6 +42,7 @@ struct SchedulerEvents {
 
 struct SchedulerStats {
   int64_t forwards = 0, prompt_rows = 0, decode_rows = 0;
+  int64_t selecting_rows = 0;  // rows with more complete index blocks than their budget: attention is sparse there
   std::vector<double> prompt_ns, decode_ns;  // one sample a forward; a forward with any prompt row counts as prompt
   std::vector<double> first_token_ns;        // one a request, from the start of the run
 };

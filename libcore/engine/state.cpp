@@ -66,7 +66,8 @@ int64_t StatePool::bytes() const {
 int32_t StatePool::open() {
   const auto it = std::find_if(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return !s.open; });
   if (it == sequences_.end())
-    throw Error(ErrorKind::Unsupported, fmt::format("all {} sequence slots are in use; raise --parallel", sequences_.size()));
+    throw Error(ErrorKind::Unsupported,
+                fmt::format("all {} sequence slots are in use; raise --parallel", sequences_.size()));
   it->open = true;
   const auto slot = static_cast<int32_t>(it - sequences_.begin());
   const auto clear = [&](const View& v) {
@@ -89,12 +90,14 @@ void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[slot];
   const auto length = static_cast<int64_t>(s.tokens.size() + tokens.size());
   if (length > options_.max_tokens)
-    throw Error(ErrorKind::Unsupported, fmt::format("a sequence of {} tokens exceeds the limit of {} tokens", length,
-                                                    options_.max_tokens));
+    throw Error(ErrorKind::Unsupported,
+                fmt::format("a sequence of {} tokens exceeds the limit of {} tokens", length, options_.max_tokens));
   const int64_t need = divide_up(length, page_tokens_) - static_cast<int64_t>(s.pages.size());
   if (need > static_cast<int64_t>(free_pages_.size()))
-    throw Error(ErrorKind::Unsupported, fmt::format("{} more KV pages of {} tokens are needed, {} are free; lower --parallel "
-                                                    "or --max-tokens", need, page_tokens_, free_pages_.size()));
+    throw Error(ErrorKind::Unsupported,
+                fmt::format("{} more KV pages of {} tokens are needed, {} are free; lower --parallel "
+                            "or --max-tokens",
+                            need, page_tokens_, free_pages_.size()));
   if (need > 0) {
     const auto first = static_cast<int64_t>(s.pages.size());
     for (int64_t i = 0; i < need; ++i) {
@@ -102,7 +105,8 @@ void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
       free_pages_.pop_back();
     }
     const View row = table_.rows(slot, 1).reshape({table_.shape[1]}).rows(first, need);
-    backend_.copy(*stream_, row, View{reinterpret_cast<std::byte*>(s.pages.data() + first), DType::I32, Space::Host, 1, {need}});
+    backend_.copy(*stream_, row,
+                  View{reinterpret_cast<std::byte*>(s.pages.data() + first), DType::I32, Space::Host, 1, {need}});
     stream_->synchronize();
   }
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());

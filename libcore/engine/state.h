@@ -11,11 +11,11 @@
 namespace fnx {
 
 struct StateOptions {
-  int64_t slots = 1;           // sequences that may live at once
-  int64_t tokens = 0;          // KV capacity over all of them, rounded up to pages
-  int64_t max_tokens = 0;      // of one sequence
-  DType kv_dtype = DType::F32; // F32 or BF16
-  bool draft_head = false;     // also the draft head's caches
+  int64_t slots = 1;            // sequences that may live at once
+  int64_t tokens = 0;           // KV capacity over all of them, rounded up to pages
+  int64_t max_tokens = 0;       // of one sequence
+  DType kv_dtype = DType::F32;  // F32 or BF16
+  bool draft_head = false;      // also the draft head's caches
 };
 
 // Owned by one engine; not thread-safe.
@@ -26,8 +26,8 @@ class StatePool {
   // A fresh sequence: zero states, no tokens. Throws Unsupported when every slot is in use.
   int32_t open();
   void close(int32_t slot);
-  // Makes pages for the tokens that come next and appends them to the history. Throws Unsupported, changing nothing, when
-  // the pool or the sequence's limit is too small.
+  // Makes pages for the tokens that come next and appends them to the history. Throws Unsupported, changing nothing,
+  // when the pool or the sequence's limit is too small.
   void append(int32_t slot, std::span<const int32_t> tokens);
 
   int64_t length(int32_t slot) const { return static_cast<int64_t>(sequences_[slot].tokens.size()); }
@@ -41,7 +41,7 @@ class StatePool {
   const GdnState& gdn(int64_t layer) const { return gdn_[layer]; }
   const KvCache& kv(int64_t layer) const { return kv_[layer]; }
   const KvCache& draft_kv() const { return kv_.back(); }
-  View ple(size_t index) const { return ple_[index]; }    // F32 [slots, (taps - 1) * dilation, n * H]
+  View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation, n * H]
   View last_stack(int32_t slot) const { return last_stack_.rows(slot, 1); }  // F32 [1, n, H]; with a draft head
 
   // Every byte that defines the sequence, in one order that does not depend on where its pages lie; for comparisons.

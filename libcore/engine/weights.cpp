@@ -19,7 +19,8 @@ std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("
 void refuse_raw_norms(const TensorSource& source) {
   const std::vector<std::string> problems = raw_norm_problems(survey_norms(source));
   if (!problems.empty())
-    throw Error(ErrorKind::Input, fmt::format("{}; --accept-raw-norms takes them as they are", fmt::join(problems, "; ")));
+    throw Error(ErrorKind::Input,
+                fmt::format("{}; --accept-raw-norms takes them as they are", fmt::join(problems, "; ")));
 }
 
 class Loader {
@@ -45,15 +46,19 @@ class Loader {
   std::vector<float> values(const std::string& name, const std::vector<int64_t>& shape) {
     const TensorInfo& info = source_.require(name);
     std::vector<int64_t> want, have;
-    for (int64_t d : shape) if (d != 1) want.push_back(d);
-    for (int64_t d : info.shape) if (d != 1) have.push_back(d);
+    for (int64_t d : shape)
+      if (d != 1) want.push_back(d);
+    for (int64_t d : info.shape)
+      if (d != 1) have.push_back(d);
     if (want != have)
       throw Error(ErrorKind::Input, fmt::format("tensor {} is {}, the config asks for {}", name, shape_text(info.shape),
                                                 shape_text(shape)));
     return float_values(source_, info);
   }
 
-  View vector(const std::string& name, const std::vector<int64_t>& shape) { return upload_f32(values(name, shape), shape); }
+  View vector(const std::string& name, const std::vector<int64_t>& shape) {
+    return upload_f32(values(name, shape), shape);
+  }
 
   View upload_f32(std::vector<float> host, const std::vector<int64_t>& shape) {
     View v{reinterpret_cast<std::byte*>(host.data()), DType::F32, Space::Host, 0, {}};
@@ -85,7 +90,8 @@ class Loader {
     g.a = linear(p + ".in_proj_a", h, c_.gdn_value_heads);
     g.out = linear(p + ".out_proj", values_wide, h);
     g.ops = {c_.gdn_key_heads, c_.gdn_value_heads, c_.gdn_key_dim, c_.gdn_value_dim, c_.gdn_conv_kernel};
-    g.ops.conv = vector(p + ".conv1d.weight", {channels, 1, c_.gdn_conv_kernel}).reshape({channels, c_.gdn_conv_kernel});
+    g.ops.conv =
+        vector(p + ".conv1d.weight", {channels, 1, c_.gdn_conv_kernel}).reshape({channels, c_.gdn_conv_kernel});
     g.ops.a_log = vector(p + ".A_log", {c_.gdn_value_heads});
     g.ops.dt_bias = vector(p + ".dt_bias", {c_.gdn_value_heads});
     g.ops.norm = vector(p + ".norm.weight", {c_.gdn_value_dim});
@@ -102,12 +108,13 @@ class Loader {
     q.v = linear(p + ".v_proj", h, kv);
     q.o = linear(p + ".o_proj", c_.heads * c_.head_dim, h);
     q.index_qk = linear(p + ".indexer.index_qk_proj", h, (c_.index_heads + 1) * c_.index_head_dim);
-    q.ops = {c_.heads,          c_.kv_heads,    c_.head_dim,      c_.index_heads,
+    q.ops = {c_.heads,          c_.kv_heads,    c_.head_dim,       c_.index_heads,
              c_.index_head_dim, c_.index_ratio, c_.index_blocks(), c_.rotary_dim};
     if (!inv_freq_) {
       std::vector<float> f(c_.rotary_dim / 2);
       for (size_t i = 0; i < f.size(); ++i)
-        f[i] = static_cast<float>(1.0 / std::pow(c_.rope_theta, 2.0 * static_cast<double>(i) / static_cast<double>(c_.rotary_dim)));
+        f[i] = static_cast<float>(
+            1.0 / std::pow(c_.rope_theta, 2.0 * static_cast<double>(i) / static_cast<double>(c_.rotary_dim)));
       inv_freq_ = upload_f32(f, {c_.rotary_dim / 2});
     }
     q.ops.inv_freq = inv_freq_;
@@ -140,12 +147,14 @@ class Loader {
   PleLayer ple(const std::string& p, int64_t ple_index) {
     const int64_t wide = c_.streams * c_.hidden_size, heads = c_.ngram_heads();
     const std::string tp = p + ".ple_embedding.ngram_embedding";
-    PleLayer l{NgramHash::derive(c_, ple_index), NgramTable(source_, tp, heads, c_.ngram_dim()), {}, nullptr, nullptr, {}};
+    PleLayer l{
+        NgramHash::derive(c_, ple_index), NgramTable(source_, tp, heads, c_.ngram_dim()), {}, nullptr, nullptr, {}};
     check_hash(tp, "layer_multipliers", l.table.multipliers(), l.hash.multipliers);
     check_hash(tp, "head_vocab_sizes", l.table.head_sizes(), l.hash.sizes);
     check_hash(tp, "head_offsets", l.table.head_offsets(), l.hash.offsets);
     if (const int64_t need = l.hash.offsets.back() + l.hash.sizes.back(); l.table.rows() < need)
-      throw Error(ErrorKind::Input, fmt::format("n-gram table {} has {} rows, its heads need {}", tp, l.table.rows(), need));
+      throw Error(ErrorKind::Input,
+                  fmt::format("n-gram table {} has {} rows, its heads need {}", tp, l.table.rows(), need));
     if (!l.table.head_bias().empty()) l.head_bias = upload_f32(l.table.head_bias(), {heads, c_.ngram_dim()});
     l.key = linear(p + ".key_proj", c_.ple_embed_dim, wide);
     l.value = linear(p + ".value_proj", c_.ple_embed_dim, c_.hidden_size);
@@ -185,8 +194,9 @@ class Loader {
     const TensorInfo& info = source_.require(name);
     if (info.shape != std::vector<int64_t>{c_.vocab_size, c_.hidden_size} ||
         (*info.dtype != DType::F16 && *info.dtype != DType::BF16 && *info.dtype != DType::F32))
-      throw Error(ErrorKind::Input, fmt::format("tensor {} is {} {}, the config asks for [{}, {}] of F16, BF16 or F32",
-                                                name, info.dtype_text, shape_text(info.shape), c_.vocab_size, c_.hidden_size));
+      throw Error(ErrorKind::Input,
+                  fmt::format("tensor {} is {} {}, the config asks for [{}, {}] of F16, BF16 or F32", name,
+                              info.dtype_text, shape_text(info.shape), c_.vocab_size, c_.hidden_size));
     const TensorData data = source_.read(info);
     View v{const_cast<std::byte*>(data.bytes.data()), *info.dtype, Space::Host, 2, {c_.vocab_size, c_.hidden_size}};
     return upload(v);
@@ -211,17 +221,20 @@ class Loader {
 
 }  // namespace
 
-Weights Weights::load(const TensorSource& source, const ModelConfig& config, Backend& backend, const LoadOptions& options,
-                      const std::function<void(int64_t, int64_t)>& progress) {
+Weights Weights::load(const TensorSource& source, const ModelConfig& config, Backend& backend,
+                      const LoadOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   Weights w;
   w.config = config;
   Loader load(source, backend, options, w);
   // Text-only conversions leave out the middle name.
-  const bool nested = source.find("model.language_model.embed_tokens.weight") || !source.find("model.embed_tokens.weight");
+  const bool nested =
+      source.find("model.language_model.embed_tokens.weight") || !source.find("model.embed_tokens.weight");
   const std::string root = nested ? "model.language_model" : "model";
   const bool draft = options.draft_head && config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden");
   const int64_t total = config.layers() + (draft ? 2 : 1);
-  const auto done = [&](int64_t n) { if (progress) progress(n, total); };
+  const auto done = [&](int64_t n) {
+    if (progress) progress(n, total);
+  };
 
   if (!options.accept_raw_norms) refuse_raw_norms(source);
   w.embed = load.embed(root + ".embed_tokens.weight");

@@ -60,8 +60,8 @@ struct MtpHead {
 };
 
 struct LoadOptions {
-  bool draft_head = true;          // load mtp.* when the checkpoint has it
-  bool accept_raw_norms = false;   // skip the check of raw_norm_problems (libcore/format/pack_survey.h)
+  bool draft_head = true;         // load mtp.* when the checkpoint has it
+  bool accept_raw_norms = false;  // skip the check of raw_norm_problems (libcore/format/pack_survey.h)
 };
 
 struct Weights {
@@ -76,8 +76,7 @@ struct Weights {
   // Throws Input naming the tensor for everything missing, misshapen or contradicting the config. `progress` is called
   // with layers done and their number.
   static Weights load(const TensorSource& source, const ModelConfig& config, Backend& backend,
-                      const LoadOptions& options = {},
-                      const std::function<void(int64_t, int64_t)>& progress = nullptr);
+                      const LoadOptions& options = {}, const std::function<void(int64_t, int64_t)>& progress = nullptr);
 };
 
 }  // namespace fnx

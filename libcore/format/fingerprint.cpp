@@ -131,25 +131,32 @@ std::vector<std::unique_ptr<ReadFile>> open_files(const Checkpoint& checkpoint) 
 std::vector<XXH128_hash_t> hash_tensors(const Checkpoint& checkpoint, const FingerprintOptions& options) {
   const std::span<const TensorInfo> tensors = checkpoint.tensors();
   const auto files = open_files(checkpoint);
-  std::vector<size_t> batches = {0};  // first tensor of each
-  uint64_t total = 0, batch = 0;
+  struct Batch {
+    size_t first = 0, last = 0;  // tensors [first, last)
+    uint64_t bytes = 0;
+  };
+  std::vector<Batch> batches;
+  uint64_t total = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    total += tensors[i].bytes;
-    batch += tensors[i].bytes;
-    if (batch >= kBatchBytes || i + 1 - batches.back() >= kBatchTensors) {
-      batches.push_back(i + 1);
-      batch = 0;
-    }
+    const uint64_t bytes = tensors[i].bytes;
+    total += bytes;
+    if (batches.empty() || batches.back().bytes + bytes > kBatchBytes || i - batches.back().first == kBatchTensors)
+      batches.push_back({i, i, 0});
+    batches.back().last = i + 1;
+    batches.back().bytes += bytes;
   }
-  if (batches.back() != tensors.size()) batches.push_back(tensors.size());
+  // One thread hashes a tensor: the largest, such as the n-gram table, start first; the rest follow in file order.
+  std::stable_sort(batches.begin(), batches.end(), [](const Batch& a, const Batch& b) {
+    return std::max(a.bytes, kBatchBytes) > std::max(b.bytes, kBatchBytes);
+  });
 
   std::vector<XXH128_hash_t> hashes(tensors.size());
   Meter meter(options, total);
-  in_parallel(thread_count(options), batches.size() - 1, [&](size_t b) {
+  in_parallel(thread_count(options), batches.size(), [&](size_t b) {
     thread_local std::vector<char> buffer(kReadBytes);
     const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
     if (!state) throw std::bad_alloc();
-    for (size_t i = batches[b]; i < batches[b + 1]; ++i) {
+    for (size_t i = batches[b].first; i < batches[b].last; ++i) {
       const TensorInfo& t = tensors[i];
       XXH3_128bits_reset(state.get());
       for (uint64_t at = 0; at < t.bytes; at += kReadBytes) {

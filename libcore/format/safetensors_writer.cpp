@@ -11,7 +11,8 @@ void write_safetensors(const std::filesystem::path& file, const std::vector<Name
   int64_t end = 0;
   for (const NamedArray& a : arrays) {
     const std::vector<int64_t> shape(a.data.shape.begin(), a.data.shape.begin() + a.data.rank);
-    header[a.name] = {{"dtype", dtype_name(a.data.dtype)}, {"shape", shape}, {"data_offsets", {end, end + a.data.bytes()}}};
+    header[a.name] = {
+        {"dtype", dtype_name(a.data.dtype)}, {"shape", shape}, {"data_offsets", {end, end + a.data.bytes()}}};
     end += a.data.bytes();
   }
   std::string text = header.dump();

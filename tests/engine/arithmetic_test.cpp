@@ -63,7 +63,8 @@ TEST_CASE("arithmetic: the same holds with BF16 keys and values") {
 TEST_CASE("arithmetic: boundary tokens at positions 0, 1, 2 and around chunk ends change nothing between chunkings") {
   for (const std::vector<size_t>& at : {std::vector<size_t>{0}, {1}, {2}, {0, 1, 2}, {15, 16, 17}, {14}, {31, 33}}) {
     std::vector<int32_t> tokens = tokens_of(40, 9);
-    for (int32_t& t : tokens) if (t == 4000) t = 17;
+    for (int32_t& t : tokens)
+      if (t == 4000) t = 17;
     for (size_t i : at) tokens[i] = 4000;
     const Run whole = run(tokens, 1024);
     for (const int64_t chunk : {1, 2, 16}) CHECK(whole == run(tokens, chunk));

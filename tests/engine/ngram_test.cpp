@@ -31,7 +31,8 @@ TEST_CASE("ngram: an eos belongs to the segment that it ends") {
   const auto fresh = all_rows(h, {11, 12});
   CHECK(rows[2] == fresh[0]);
   CHECK(rows[3] == fresh[1]);
-  CHECK(all_rows(h, {7, 99})[1] == std::vector<int64_t>{((99 * 3) ^ (7 * 5)) % 101, ((99 * 3) ^ (7 * 5) ^ (99 * 7)) % 103 + 101});
+  CHECK(all_rows(h, {7, 99})[1] ==
+        std::vector<int64_t>{((99 * 3) ^ (7 * 5)) % 101, ((99 * 3) ^ (7 * 5) ^ (99 * 7)) % 103 + 101});
 }
 
 TEST_CASE("ngram: constants and rows of the tiny checkpoint equal the golden vectors") {

@@ -25,19 +25,23 @@ Routed route(std::vector<float> logits, int64_t rows, int64_t k, bool normalise 
   const int64_t experts = static_cast<int64_t>(logits.size()) / rows;
   Routed r{std::vector<int32_t>(rows * k), std::vector<float>(rows * k)};
   const auto stream = cpu_backend().make_stream();
-  cpu_backend().router(*stream, normalise, f32(logits, {rows, experts}), i32(r.ids, {rows, k}), f32(r.weights, {rows, k}));
+  cpu_backend().router(*stream, normalise, f32(logits, {rows, experts}), i32(r.ids, {rows, k}),
+                       f32(r.weights, {rows, k}));
   return r;
 }
 
-std::vector<int32_t> draw(std::vector<float> logits, int64_t rows, int64_t valid, const std::vector<SampleParams>& params) {
+std::vector<int32_t> draw(std::vector<float> logits, int64_t rows, int64_t valid,
+                          const std::vector<SampleParams>& params) {
   std::vector<int32_t> ids(rows);
   const auto stream = cpu_backend().make_stream();
-  cpu_backend().sample(*stream, valid, params, f32(logits, {rows, static_cast<int64_t>(logits.size()) / rows}), i32(ids, {rows}));
+  cpu_backend().sample(*stream, valid, params, f32(logits, {rows, static_cast<int64_t>(logits.size()) / rows}),
+                       i32(ids, {rows}));
   return ids;
 }
 
 // One row at position `position` of a sequence whose pooled index keys are given.
-std::vector<int32_t> select(const std::vector<std::vector<float>>& keys, std::vector<float> query, int64_t blocks, int64_t position) {
+std::vector<int32_t> select(const std::vector<std::vector<float>>& keys, std::vector<float> query, int64_t blocks,
+                            int64_t position) {
   QsaWeights w;
   w.heads = 1, w.kv_heads = 1, w.head_dim = 2, w.index_heads = 1, w.index_dim = 2, w.ratio = 4, w.blocks = blocks;
   std::vector<float> index_keys;
@@ -96,7 +100,8 @@ TEST_CASE("router: weights sum to 1 when normalised and are the probabilities wh
   CHECK(std::accumulate(normal.weights.begin(), normal.weights.end(), 0.0) == doctest::Approx(1).epsilon(1e-6));
   double total = 0;
   for (float x : logits) total += std::exp(double{x});
-  for (int j = 0; j < 4; ++j) CHECK(raw.weights[j] == doctest::Approx(std::exp(double{logits[raw.ids[j]]}) / total).epsilon(1e-6));
+  for (int j = 0; j < 4; ++j)
+    CHECK(raw.weights[j] == doctest::Approx(std::exp(double{logits[raw.ids[j]]}) / total).epsilon(1e-6));
 }
 
 TEST_CASE("selection: every complete block while they fit, the tail's block never") {

@@ -29,8 +29,8 @@ Golden::Golden() {
   const auto order = nlohmann::ordered_json::parse(std::ifstream(fixture("golden/golden-public.json")));
   const auto text = [](const auto& j) { return j.is_null() ? std::string() : j.template get<std::string>(); };
   for (const auto& [name, p] : order.at("prompts").items())
-    prompts_.push_back({name, text(p.at("text")), text(p.at("greedy_text")), p.at("prompt_ids"), p.at("greedy_ids"), p.at("mtp_argmax"),
-                        p.at("margins")});
+    prompts_.push_back({name, text(p.at("text")), text(p.at("greedy_text")), p.at("prompt_ids"), p.at("greedy_ids"),
+                        p.at("mtp_argmax"), p.at("margins")});
   const auto file = MappedFile::open(fixture("golden/golden-public.safetensors"));
   for (const TensorInfo& t : parse_safetensors(file->bytes(), "golden").tensors)
     tensors_[t.name] = {t, file->bytes().data() + t.offset};

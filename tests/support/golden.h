@@ -48,7 +48,8 @@ Backend& cpu_backend();
 std::unique_ptr<Engine> tiny_engine(int64_t slots = 1, int64_t tokens = 2048, bool draft_head = false,
                                     int64_t max_rows = 2048, DType kv = DType::F32);
 
-// Runs a whole token list through slot in pieces of `chunk` rows and appends each row's logits [V] to `logits` if given.
+// Runs a whole token list through slot in pieces of `chunk` rows and appends each row's logits [V] to `logits` if
+// given.
 void feed(Engine& engine, int32_t slot, const std::vector<int32_t>& tokens, int64_t chunk,
           std::vector<float>* logits = nullptr);
 

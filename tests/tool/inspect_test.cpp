@@ -7,11 +7,12 @@
 #include "kernels/float16.h"
 #include "libcore/format/checkpoint.h"
 #include "libcore/format/tensor_names.h"
+#include "tests/support/raw_norms.h"
 #include "tests/support/run_tool.h"
 #include "tests/support/safetensors_file.h"
 
 namespace fs = std::filesystem;
-using fnx::Json, fnx::read_receipt, fnx::run_command, fnx::RunResult, fnx::test::TempDir;
+using fnx::Json, fnx::read_receipt, fnx::run_command, fnx::RunResult, fnx::test::TempDir, fnx::test::add_one_to_norms;
 
 namespace {
 
@@ -20,24 +21,6 @@ const fs::path kTiny = FNX_SOURCE_DIR "/fixtures/flashnext-tiny";
 RunResult inspect(const fs::path& model, std::vector<std::string> more = {}) {
   more.insert(more.begin(), {fnx::tool_path("fnx-inspect"), "--model", model.string()});
   return run_command(more);
-}
-
-// Adds 1 to every centred norm whose name `choose` accepts, in the folder's files.
-void add_one_to_norms(const fs::path& folder, const std::function<bool(const std::string&)>& choose) {
-  const fnx::Checkpoint pack(folder);
-  for (const fnx::TensorInfo& t : pack.tensors()) {
-    if (!fnx::is_centred_norm(t.name) || !choose(t.name)) continue;
-    std::vector<uint16_t> values(t.bytes / 2);
-    std::fstream file(folder / pack.files()[t.file].name, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(t.offset));
-    file.read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(t.bytes));
-    for (uint16_t& v : values)
-      v = t.dtype == fnx::DType::BF16 ? fnx::f32_to_bf16(fnx::bf16_to_f32(v) + 1)
-                                      : fnx::f32_to_f16(fnx::f16_to_f32(v) + 1);
-    file.seekp(static_cast<std::streamoff>(t.offset));
-    file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(t.bytes));
-    REQUIRE(file.good());
-  }
 }
 
 const Json& family(const Json& result, const std::string& name) {
