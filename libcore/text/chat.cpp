@@ -31,24 +31,10 @@ std::string parse_content(const Json& content, size_t index) {
 
 bool is_plain_role(std::string_view role) { return role == "system" || role == "user" || role == "assistant"; }
 
-std::string_view strip_newlines(std::string_view text) {
-  while (text.starts_with('\n')) text.remove_prefix(1);
-  return text;
-}
-
-struct Answer {
-  std::string_view thinking, content;
-};
-
-Answer split_thinking(std::string_view content) {
-  constexpr std::string_view kOpen = "<think>", kClose = "</think>";
-  const size_t first_close = content.find(kClose);
-  if (first_close == std::string_view::npos) return {"", content};
-  std::string_view thinking = content.substr(0, first_close);
-  const size_t open = thinking.rfind(kOpen);
-  if (open != std::string_view::npos) thinking.remove_prefix(open + kOpen.size());
-  return {trim_white_space(thinking), strip_newlines(content.substr(content.rfind(kClose) + kClose.size()))};
-}
+// The template's own words: a model was trained on them, so they are data and not ours to change.
+constexpr std::string_view kEffortLine =
+    "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, consider "
+    "plausible alternatives, and prioritize correctness, consistency, and clarity in the final answer.";
 
 }  // namespace
 
@@ -62,38 +48,47 @@ std::vector<ChatMessage> parse_messages(const Json& messages) {
     const std::string role = message["role"].get<std::string>();
     if (!is_plain_role(role))
       refuse(ErrorKind::Unsupported, i, fmt::format("role {} is not supported; system, user and assistant are", role));
-    for (const auto& [key, value] : message.items())
-      if (key != "role" && key != "content" && !value.is_null())
-        refuse(ErrorKind::Unsupported, i, fmt::format("key {} is not supported; role and content are", key));
+    std::string reasoning;
+    for (const auto& [key, value] : message.items()) {
+      if (key == "role" || key == "content" || value.is_null()) continue;
+      if (key != "reasoning_content" || role != "assistant")
+        refuse(ErrorKind::Unsupported, i,
+               fmt::format("key {} is not supported; role, content and an assistant's reasoning_content are", key));
+      if (!value.is_string()) refuse(ErrorKind::Input, i, "reasoning_content is no string");
+      reasoning = value.get<std::string>();
+    }
     if (!message.contains("content")) refuse(ErrorKind::Input, i, "has no content");
-    out.push_back({role, parse_content(message["content"], i)});
+    out.push_back({role, parse_content(message["content"], i), reasoning});
   }
   return out;
 }
 
 std::string render_chat(const std::vector<ChatMessage>& messages, bool thinking) {
-  size_t last_user = messages.size();
-  for (size_t i = 0; i < messages.size(); ++i)
-    if (messages[i].role == "user") last_user = i;
-  if (last_user == messages.size()) throw Error(ErrorKind::Input, "messages hold no user message");
-
+  bool asked = false;
   std::string text;
+  const auto turn = [&](std::string_view role, std::string_view body) {
+    text += fmt::format("<|im_start|>{}\n{}<|im_end|>\n", role, body);
+  };
+  const std::string_view effort = thinking ? kEffortLine : "";
+  if (!effort.empty() && (messages.empty() || messages[0].role != "system")) turn("system", effort);
   for (size_t i = 0; i < messages.size(); ++i) {
-    const auto& [role, content] = messages[i];
-    if (!is_plain_role(role)) refuse(ErrorKind::Input, i, fmt::format("role {} is unknown", role));
-    if (role == "system" && i > 0) refuse(ErrorKind::Input, i, "a system message must be the first");
-    const std::string_view trimmed = trim_white_space(content);
-    text += fmt::format("<|im_start|>{}\n", role);
-    if (role == "assistant") {
-      const Answer answer = split_thinking(trimmed);
-      text += fmt::format("<think>\n{}\n</think>\n\n{}", i > last_user ? answer.thinking : "", answer.content);
+    const ChatMessage& m = messages[i];
+    const std::string_view content = trim_white_space(m.content);
+    if (m.role == "system") {
+      if (i > 0) refuse(ErrorKind::Input, i, "a system message must be the first");
+      if (!effort.empty() || !content.empty())
+        turn(m.role, fmt::format("{}{}{}", effort, effort.empty() || content.empty() ? "" : "\n\n", content));
+    } else if (m.role == "assistant") {
+      turn(m.role, fmt::format("<think>\n{}\n</think>\n\n{}", trim_white_space(m.reasoning), content));
+    } else if (m.role == "user") {
+      turn(m.role, content);
+      asked = true;
     } else {
-      text += trimmed;
+      refuse(ErrorKind::Input, i, fmt::format("role {} is unknown", m.role));
     }
-    text += "<|im_end|>\n";
   }
-  text += thinking ? "<|im_start|>assistant\n<think>\n" : "<|im_start|>assistant\n<think>\n\n</think>\n\n";
-  return text;
+  if (!asked) throw Error(ErrorKind::Input, "messages hold no user message");
+  return text + (thinking ? "<|im_start|>assistant\n<think>\n" : "<|im_start|>assistant\n<think>\n\n</think>\n\n");
 }
 
 }  // namespace fnx

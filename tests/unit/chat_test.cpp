@@ -33,19 +33,29 @@ TEST_CASE("chat: renders the golden prompts when thinking is off") {
                     false) == golden["two-turns"]["text"]);
 }
 
-TEST_CASE("chat: opens the thinking part and trims contents when thinking is on") {
-  CHECK(render_chat({{"system", " Be brief.\n"}, {"user", "\n Hi \u3000"}}, true) ==
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n");
+TEST_CASE("chat: opens the thinking part, states the effort and trims contents when thinking is on") {
+  const std::string with = render_chat({{"system", " Be brief.\n"}, {"user", "\n Hi \u3000"}}, true);
+  const std::string without = render_chat({{"user", "Hi"}}, true);
+  const std::string line = without.substr(0, without.find("<|im_end|>"));
+  CHECK(line.starts_with("<|im_start|>system\nReasoning effort is set to xhigh. "));
+  const std::string rest = "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n";
+  CHECK(without == line + rest);
+  CHECK(with == line + "\n\nBe brief." + rest);
 }
 
-TEST_CASE("chat: drops the thinking part of answers before the last user message and keeps it after") {
-  const std::string answer = "<think>\nhidden\n</think>\n\nshown";
-  CHECK(render_chat({{"user", "a"}, {"assistant", answer}, {"user", "b"}}, false) ==
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nshown<|im_end|>\n"
+TEST_CASE("chat: leaves out an empty system message when thinking is off") {
+  CHECK(render_chat({{"system", " "}, {"user", "Hi"}}, false) == render_chat({{"user", "Hi"}}, false));
+  CHECK(render_chat({{"system", "Be brief."}, {"user", "Hi"}}, false)
+            .starts_with("<|im_start|>system\nBe brief.<|im_end|>\n"));
+}
+
+TEST_CASE("chat: earlier answers keep the thinking that they came with and no other") {
+  CHECK(render_chat({{"user", "a"}, {"assistant", "shown", " why\n"}, {"user", "b"}}, false) ==
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\nwhy\n</think>\n\nshown<|im_end|>\n"
         "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
-  CHECK(render_chat({{"user", "a"}, {"assistant", answer}}, false) ==
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\nhidden\n</think>\n\nshown<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+  const Json messages = {{{"role", "user"}, {"content", "a"}},
+                         {{"role", "assistant"}, {"content", "b"}, {"reasoning_content", "c"}}};
+  CHECK(parse_messages(messages).at(1).reasoning == "c");
 }
 
 TEST_CASE("chat: joins text parts when a content is a list") {
