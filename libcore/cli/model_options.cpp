@@ -17,13 +17,34 @@ void ModelOptions::add(CLI::App& app) {
   app.add_option("--threads", threads, "Threads of the cpu backend; 0: one a core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  app.add_option("--device", device, "Number of the GPU; the cpu backend has none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--tp", tp, "Ranks that share the experts")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--graph", graph, "Replay recorded launches")
+      ->check(CLI::IsMember({"off", "on"}))
+      ->capture_default_str();
+  app.add_option("--draft", draft, "Tokens to draft a round: auto, off or a number")->capture_default_str();
   app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
 }
 
+namespace {
+// What the common flags may ask for and this build does not have.
+void refuse_unsupported(const ModelOptions& o) {
+  const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
+  if (o.backend == "cuda") refuse("--backend cuda: this build has no cuda backend; use --backend cpu");
+  if (o.tp != 1) refuse(fmt::format("--tp {}: this build runs one rank; use --tp 1", o.tp));
+  if (o.graph == "on") refuse("--graph on: the cpu backend records no launches; use --graph off");
+  if (o.draft == "auto" || o.draft == "off" || o.draft == "0") return;
+  if (o.draft.find_first_not_of("0123456789") == std::string::npos && !o.draft.empty())
+    refuse(fmt::format("--draft {}: this build does not draft; use --draft off", o.draft));
+  throw Error(ErrorKind::Usage, fmt::format("--draft {}: give auto, off or a number", o.draft));
+}
+}  // namespace
+
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
-  if (options.backend == "cuda")
-    throw Error(ErrorKind::Unsupported, "--backend cuda: this build has no cuda backend; use --backend cpu");
+  refuse_unsupported(options);
   m.checkpoint = std::make_unique<Checkpoint>(options.model);
   m.config = ModelConfig::load(m.checkpoint->folder() / "config.json");
   uint64_t bytes = 0;
@@ -34,6 +55,7 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   m.backend = make_cpu_backend({options.threads, 0});
   run.receipt().set_effective("backend", std::string(m.backend->name()),
                               options.backend == "auto" ? "default: no cuda backend in this build" : "flag");
+  run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
 }
 

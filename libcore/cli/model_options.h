@@ -14,7 +14,8 @@ namespace fnx {
 struct ModelOptions {
   std::string model;
   std::string backend = "auto";
-  int threads = 0;
+  int threads = 0, device = 0, tp = 1;
+  std::string graph = "off", draft = "auto";
   bool accept_raw_norms = false;
 
   void add(CLI::App& app);
