@@ -21,21 +21,23 @@ namespace {
 
 std::string shape_text(const TensorInfo& t) { return fmt::format("[{}]", fmt::join(t.shape, ", ")); }
 
-// The table's tensors in row order: prefix.trellis, prefix.weight or every prefix.shard_N.trellis by number.
+// The table's tensors in row order: prefix.trellis, prefix.weight or every prefix.shard_N of either kind by number.
 std::vector<const TensorInfo*> find_shards(const TensorSource& source, std::string_view prefix) {
   std::vector<const TensorInfo*> whole;
   for (const char* suffix : {"trellis", "weight"})
     if (const TensorInfo* t = source.find(fmt::format("{}.{}", prefix, suffix))) whole.push_back(t);
 
   const std::string start = fmt::format("{}.shard_", prefix);
-  constexpr std::string_view kEnd = ".trellis";
   std::map<uint32_t, const TensorInfo*> numbered;
+  std::string_view suffix;
   for (const TensorInfo& t : source.tensors()) {
     const std::string_view name = t.name;
-    if (!name.starts_with(start) || !name.ends_with(kEnd) || name.size() <= start.size() + kEnd.size()) continue;
-    const char *first = name.data() + start.size(), *last = name.data() + name.size() - kEnd.size();
+    const std::string_view end = name.ends_with(".trellis") ? ".trellis" : name.ends_with(".weight") ? ".weight" : "";
+    if (end.empty() || !name.starts_with(start) || name.size() <= start.size() + end.size()) continue;
+    suffix = end;
+    const char *first = name.data() + start.size(), *last = name.data() + name.size() - end.size();
     uint32_t number = 0;
-    if (const auto [end, error] = std::from_chars(first, last, number); error != std::errc{} || end != last)
+    if (const auto [stop, error] = std::from_chars(first, last, number); error != std::errc{} || stop != last)
       fail(source, t, "the shard's number is not an integer");
     if (const auto [it, fresh] = numbered.emplace(number, &t); !fresh)
       fail(source, t, fmt::format("has the same number as {}", it->second->name));
@@ -46,15 +48,15 @@ std::vector<const TensorInfo*> find_shards(const TensorSource& source, std::stri
   if (!whole.empty()) return whole;
   if (numbered.empty())
     throw Error(ErrorKind::Input,
-                fmt::format("n-gram table {0} is missing: there is no {0}.trellis, {0}.shard_N.trellis or "
-                            "{0}.weight; is its side file beside the shards?",
+                fmt::format("n-gram table {0} is missing: there is no {0}.trellis, {0}.weight or {0}.shard_N of either "
+                            "kind; is its side file beside the shards?",
                             prefix));
   std::vector<const TensorInfo*> shards;
   for (const auto& [number, t] : numbered) {
     if (number != shards.size())
       throw Error(ErrorKind::Input,
                   fmt::format("n-gram table {}: {}{}{} is missing ({} shards are there, the last is {})", prefix, start,
-                              shards.size(), kEnd, numbered.size(), numbered.rbegin()->first));
+                              shards.size(), suffix, numbered.size(), numbered.rbegin()->first));
     shards.push_back(t);
   }
   return shards;

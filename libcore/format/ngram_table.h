@@ -11,8 +11,8 @@ namespace fnx {
 
 class NgramTable {
  public:
-  // `prefix` ends in "ngram_embedding"; the table is prefix.trellis or prefix.shard_N.trellis in numeric order, or a
-  // plain prefix.weight (F16, BF16, F32). Throws Input naming what is missing or contradicts.
+  // `prefix` ends in "ngram_embedding"; the table is prefix.trellis or a plain prefix.weight (F16, BF16, F32), or
+  // prefix.shard_N of either kind in numeric order from 0. Throws Input naming what is missing or contradicts.
   NgramTable(const TensorSource& source, std::string_view prefix, int64_t heads, int64_t dim);
 
   int64_t rows() const { return rows_; }

@@ -124,6 +124,12 @@ TEST_CASE("ngram_table: reads a plain table") {
   CHECK(table.bits() == 0);
   CHECK(table.plain_dtype() == DType::F32);
   CHECK(table.row_bytes() == 128);
+  const MemorySource shards({tensor(in_table("shard_1.weight"), DType::F32, {1, 32}, std::vector<float>(32, 7.0f)),
+                             tensor(in_table("shard_0.weight"), DType::F32, {2, 32}, values)});
+  const NgramTable sharded(shards, kPrefix, kHeads, kDim);
+  CHECK(sharded.rows() == 3);
+  CHECK(*reinterpret_cast<const float*>(sharded.row(1)) == 2.5f);
+  CHECK(*reinterpret_cast<const float*>(sharded.row(2)) == 7.0f);
   CHECK(has(refusal({tensor(in_table("weight"), DType::F32, {4, 16}, values)}), "where [rows, 32]"));
   CHECK(has(refusal({tensor(in_table("weight"), DType::I8, {2, 32}, std::vector<int8_t>(64))}), "dtype I8"));
 }
