@@ -147,7 +147,7 @@ void generate(const Options& o, ToolRun& run) {
   if (o.mtp_logits && model.config.mtp_layers == 0)
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("stop_ids", stops, o.ignore_eos ? "flag" : "config");
-  receipt.set_effective("kv_dtype", o.kv_dtype, "flag");
+  receipt.set_effective("kv_dtype", o.kv_dtype, o.kv_dtype == "fp32" ? "default" : "flag");
 
   EngineOptions eo;
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));

@@ -136,9 +136,8 @@ void tokenize(const Options& options, ToolRun& run) {
   std::istream& in = source == "-" ? std::cin : file;
 
   const Tokenizer tokenizer = Tokenizer::load(options.model);
-  run.receipt().add_subject(
-      "tokenizer", "tokenizer.json", tokenizer.file_bytes(),
-      Json{{"kind", "file"}, {"algorithm", "xxh3-128"}, {"digest", tokenizer.fingerprint()}, {"origin", "computed"}});
+  run.receipt().add_subject("tokenizer", "tokenizer.json", tokenizer.file_bytes(),
+                            make_fingerprint("file", "xxh3-128", tokenizer.fingerprint(), false));
   const Converter converter(options, tokenizer);
   std::vector<int32_t> all_ids;
   std::string line;

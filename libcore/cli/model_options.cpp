@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "kernels/error.h"
+#include "libcore/format/fingerprint.h"
 
 namespace fnx {
 
@@ -50,8 +51,9 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   uint64_t bytes = 0;
   for (const SourceFile& f : m.checkpoint->files()) bytes += f.bytes;
   const std::filesystem::path folder = std::filesystem::path(options.model).lexically_normal();
+  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
   run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
-                            bytes);
+                            bytes, fingerprint(*m.checkpoint, FingerprintKind::Advisory).subject());
   m.backend = make_cpu_backend({options.threads, 0});
   run.receipt().set_effective("backend", std::string(m.backend->name()),
                               options.backend == "auto" ? "default: no cuda backend in this build" : "flag");

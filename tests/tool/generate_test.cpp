@@ -197,6 +197,7 @@ TEST_CASE("generate: the receipt's result is byte-equal on a rerun") {
   const Json a = read_receipt(generate(argv), "fnx-generate"), b = read_receipt(generate(argv), "fnx-generate");
   CHECK(a["result"].dump() == b["result"].dump());
   CHECK(a["result_digest"] == b["result_digest"]);
+  CHECK(a["subjects"][0]["fingerprint"]["digest"] == b["subjects"][0]["fingerprint"]["digest"]);
 }
 
 TEST_CASE("generate: wrong model paths are refused by name with code 3") {
