@@ -136,10 +136,8 @@ void generate(const Options& o, ToolRun& run) {
   std::optional<Tokenizer> tokenizer;
   if (std::filesystem::exists(folder / "tokenizer.json")) {
     tokenizer.emplace(Tokenizer::load(folder));
-    receipt.add_subject(
-        "tokenizer", "tokenizer.json", tokenizer->file_bytes(),
-        Json{
-            {"kind", "file"}, {"algorithm", "xxh3-128"}, {"digest", tokenizer->fingerprint()}, {"origin", "computed"}});
+    receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(),
+                        make_fingerprint("file", "xxh3-128", tokenizer->fingerprint(), false));
   }
   const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr);
   const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : load_stop_ids(folder);
