@@ -155,7 +155,8 @@ void generate(const Options& o, ToolRun& run) {
   int64_t longest = 1;
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
   eo.max_rows = parallel * std::min(o.chunk_rows, longest);
-  Engine engine(model.load(o.model, o.mtp_logits, run), *model.backend, eo);
+  const Weights weights = model.load(o.model, o.mtp_logits, run);
+  Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");

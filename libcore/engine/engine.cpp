@@ -16,8 +16,8 @@ View host_view(const T* data, DType dtype, int64_t count) {
 }
 }  // namespace
 
-Engine::Engine(Weights weights, Backend& backend, const EngineOptions& options)
-    : weights_(std::move(weights)),
+Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& options)
+    : weights_(weights),
       backend_(backend),
       options_(options),
       stream_(backend.make_stream()),

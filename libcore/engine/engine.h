@@ -28,7 +28,8 @@ class Engine {
   // Called with the stream stack [R, n, H] that enters layer `layer`; layer == layers() is the stack before the mixer.
   using Probe = std::function<void(int64_t layer, const View& stack)>;
 
-  Engine(Weights weights, Backend& backend, const EngineOptions& options);
+  // `weights` and `backend` outlive the engine; engines may share them, one running at a time.
+  Engine(const Weights& weights, Backend& backend, const EngineOptions& options);
 
   const ModelConfig& config() const { return weights_.config; }
   const EngineOptions& options() const { return options_; }
@@ -81,7 +82,7 @@ class Engine {
   View head(const View& hidden);
   View gather_stacks(const View& stacks, std::span<const int32_t> rows);
 
-  Weights weights_;
+  const Weights& weights_;
   Backend& backend_;
   EngineOptions options_;
   std::unique_ptr<Stream> stream_;

@@ -126,7 +126,8 @@ TEST_CASE("arithmetic: the number of threads and a full decoded-weight cache cha
     EngineOptions o;
     o.state = {1, 1024, 1024, DType::F32, true};
     o.max_rows = 128;
-    Engine engine(Weights::load(tiny_checkpoint(), config, *backend), *backend, o);
+    const Weights weights = Weights::load(tiny_checkpoint(), config, *backend);
+    Engine engine(weights, *backend, o);
     Run got;
     const int32_t slot = engine.state().open();
     feed(engine, slot, tokens, 64, &got.logits);

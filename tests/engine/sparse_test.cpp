@@ -21,7 +21,8 @@ std::vector<float> logits_with_budget(int64_t budget, const std::vector<int32_t>
   o.max_rows = 512;
   LoadOptions load;
   load.draft_head = false;
-  Engine engine(Weights::load(tiny_checkpoint(), config, cpu_backend(), load), cpu_backend(), o);
+  const Weights weights = Weights::load(tiny_checkpoint(), config, cpu_backend(), load);
+  Engine engine(weights, cpu_backend(), o);
   std::vector<float> logits;
   feed(engine, engine.state().open(), tokens, 512, &logits);
   return logits;

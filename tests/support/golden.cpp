@@ -62,14 +62,17 @@ Backend& cpu_backend() {
   return *backend;
 }
 
+const Weights& tiny_weights() {
+  static const Weights weights =
+      Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), cpu_backend());
+  return weights;
+}
+
 std::unique_ptr<Engine> tiny_engine(int64_t slots, int64_t tokens, bool draft_head, int64_t max_rows, DType kv) {
-  static const ModelConfig config = ModelConfig::load(fixture("flashnext-tiny/config.json"));
   EngineOptions o;
   o.state = {slots, slots * tokens, tokens, kv, draft_head};
   o.max_rows = max_rows;
-  LoadOptions load;
-  load.draft_head = draft_head;
-  return std::make_unique<Engine>(Weights::load(tiny_checkpoint(), config, cpu_backend(), load), cpu_backend(), o);
+  return std::make_unique<Engine>(tiny_weights(), cpu_backend(), o);
 }
 
 void feed(Engine& engine, int32_t slot, const std::vector<int32_t>& tokens, int64_t chunk, std::vector<float>* logits) {

@@ -42,9 +42,10 @@ class Golden {
   std::shared_ptr<const void> file_;
 };
 
-// One reader and one backend a process; decoded weights are kept between tests.
+// One reader, one backend and one set of weights a process; decoded weights are kept between tests.
 const Checkpoint& tiny_checkpoint();
 Backend& cpu_backend();
+const Weights& tiny_weights();  // with the draft head
 std::unique_ptr<Engine> tiny_engine(int64_t slots = 1, int64_t tokens = 2048, bool draft_head = false,
                                     int64_t max_rows = 2048, DType kv = DType::F32);
 
