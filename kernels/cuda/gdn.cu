@@ -15,7 +15,7 @@ constexpr float kQueryScale = 0.08838834764831845f;  // 1 / sqrt(128)
 __device__ __forceinline__ float& part(float4& v, int i) { return reinterpret_cast<float*>(&v)[i]; }
 
 // One warp a head of a row, four channels a lane.
-__global__ void __launch_bounds__(64) gdn_conv_kernel(GdnParams p) {
+__global__ void __launch_bounds__(64, 8) gdn_conv_kernel(GdnParams p) {
   const int heads = static_cast<int>(2 * p.key_heads + p.value_heads), taps = static_cast<int>(p.taps);
   const int64_t unit = int64_t{blockIdx.x} * 2 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32, head = static_cast<int>(unit % heads), r = static_cast<int>(unit / heads);

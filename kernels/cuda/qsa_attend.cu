@@ -345,6 +345,12 @@ __global__ void __launch_bounds__(kHeadDim) attend_f32_kernel(QsaAttendParams p)
           gated(sum[h], run[h].total, p.query_gate[(2 * (first + h) + 1) * kHeadDim + d]);
 }
 
+// An attribute of the current device, so it is set at every launch.
+void allow_tile(void (*kernel)(QsaAttendParams)) {
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tile));
+  require(e == cudaSuccess, "qsa_attend", "this much shared memory a block (bytes)", {sizeof(Tile)});
+}
+
 int64_t most_parts(const QsaShape& s) { return (s.blocks * s.ratio + s.ratio - 1 + kPartKeys - 1) / kPartKeys; }
 
 }  // namespace
@@ -366,16 +372,12 @@ void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
     attend_f32_kernel<<<dim3(kv, rows), kHeadDim, 0, stream>>>(p);
   } else if (s.rows <= kSpreadRows) {
     const auto parts = static_cast<unsigned>(most_parts(s));
-    static const cudaError_t sized =
-        cudaFuncSetAttribute(attend_parts_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tile));
-    require(sized == cudaSuccess, "qsa_attend", "this much shared memory (bytes)", {sizeof(Tile)});
+    allow_tile(attend_parts_kernel);
     attend_parts_kernel<<<dim3(parts, kv, rows), kThreads, sizeof(Tile), stream>>>(p);
     check_launched("qsa_attend");
     merge_parts_kernel<<<static_cast<unsigned>(s.rows * s.heads), kHeadDim, 0, stream>>>(p, static_cast<int>(parts));
   } else {
-    static const cudaError_t sized =
-        cudaFuncSetAttribute(attend_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tile));
-    require(sized == cudaSuccess, "qsa_attend", "this much shared memory (bytes)", {sizeof(Tile)});
+    allow_tile(attend_rows_kernel);
     attend_rows_kernel<<<dim3(kv, rows), kThreads, sizeof(Tile), stream>>>(p);
   }
   check_launched("qsa_attend");
