@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
     Place last{0, static_cast<uint64_t>(valid)};
     if (cut) last = descend<false>(logits, masses, valid, 0, s.top_k, shared);
     const auto kept_mass = [&](uint64_t least) {
-      const uint64_t equal = cut || nucleus ? mass_of(logit_of(last.rank), highest, s.temperature) : 0;
+      const uint64_t equal = mass_of(logit_of(last.rank), highest, s.temperature);
       return mass_above(logits, masses, valid, last.rank, least, shared) + (equal >= least ? last.into * equal : 0);
     };
     uint64_t total = kept_mass(0);
