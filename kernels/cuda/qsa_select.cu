@@ -8,9 +8,11 @@ namespace {
 
 constexpr int kBlockKeys = 128;  // blocks scored by one thread block: 16 a warp
 constexpr int kBins = 2048;
+constexpr int kBatch = 8;  // scores in flight a thread
 
 // blockIdx: run of index blocks, row. Eight lanes a key, four keys of each group of lanes at a time.
 __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int64_t first) {
+  wait_previous();
   extern __shared__ float4 query[];  // [index_heads][32]
   const QsaShape& s = p.shape;
   const int r = static_cast<int>(first + blockIdx.y), ih = static_cast<int>(s.index_heads);
@@ -54,6 +56,7 @@ __device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ?
 
 // One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
 __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
+  wait_previous();
   __shared__ uint32_t bins[kBins];
   __shared__ int warp_sums[32], warp_above[32], warp_equal[32];
   __shared__ uint32_t found_bin;
@@ -77,9 +80,16 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     const int shift = shifts[pass], width = widths[pass];
     for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
     __syncthreads();
-    for (int i = tid; i < complete; i += 1024) {
-      const uint32_t rank = rank_of(scores[i]);
-      if (rank >> (shift + width) == prefix) atomicAdd(bins + (rank >> shift & ((1u << width) - 1)), 1u);
+    for (int i0 = tid; i0 < complete; i0 += 1024 * kBatch) {
+      uint32_t rank[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = i0 + j * 1024;
+        rank[j] = i < complete ? rank_of(scores[i]) : UINT32_MAX;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (rank[j] >> (shift + width) == prefix) atomicAdd(bins + (rank[j] >> shift & ((1u << width) - 1)), 1u);
     }
     __syncthreads();
     // Counts from the highest bin down, two bins a thread.
@@ -93,9 +103,7 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     }
     if (lane == 31) warp_sums[warp] = before;
     __syncthreads();
-    int base = 0;
-    for (int w = 0; w < warp; ++w) base += warp_sums[w];
-    before += base - c0 - c1;
+    before += before_warp(warp_sums) - c0 - c1;
     if (before < want && want <= before + c0) found_bin = high, found_want = want - before;
     if (before + c0 < want && want <= before + c0 + c1) found_bin = high - 1, found_want = want - before - c0;
     __syncthreads();
@@ -106,6 +114,7 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   // Each warp takes a run of blocks; those above the last rank and the first `want` equal to it are selected.
   const int run = (complete + 1023) / 1024 * 32, from = warp * run, to = min(from + run, complete);
   int above = 0, equal = 0;
+#pragma unroll 4
   for (int i = from + lane; i < from + run; i += 32) {
     const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
     above += __popc(__ballot_sync(kFullWarp, i < to && rank > prefix));
@@ -113,9 +122,9 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   }
   if (lane == 0) warp_above[warp] = above, warp_equal[warp] = equal;
   __syncthreads();
-  above = 0, equal = 0;
-  for (int w = 0; w < warp; ++w) above += warp_above[w], equal += warp_equal[w];
+  above = before_warp(warp_above), equal = before_warp(warp_equal);
   const unsigned below_me = (1u << lane) - 1;
+#pragma unroll 4
   for (int i = from + lane; i < from + run; i += 32) {
     const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
     const unsigned a = __ballot_sync(kFullWarp, i < to && rank > prefix);
@@ -135,8 +144,7 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
           {first, count, p.score_rows, p.shape.rows});
   if (count == 0 || p.max_complete <= p.shape.blocks) return;
   const dim3 grid(blocks_of(p.max_complete, kBlockKeys), static_cast<unsigned>(count));
-  qsa_scores_kernel<<<grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream>>>(p, first);
-  check_launched("qsa_scores");
+  launch("qsa_scores", qsa_scores_kernel, grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream, p, first);
 }
 
 void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
@@ -148,8 +156,7 @@ void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
   for (int64_t first = 0; first < p.shape.rows; first += step) {
     const int64_t count = std::min(step, p.shape.rows - first);
     if (!all) qsa_scores(p, first, count, stream);
-    qsa_select_kernel<<<static_cast<unsigned>(count), 1024, 0, stream>>>(p, first);
-    check_launched("qsa_select");
+    launch("qsa_select", qsa_select_kernel, static_cast<unsigned>(count), 1024, 0, stream, p, first);
   }
 }
 

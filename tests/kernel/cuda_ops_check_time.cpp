@@ -23,11 +23,11 @@ void line(const std::string& name, int64_t rows, double us, double bytes) {
 }
 
 void measure_copy() {
-  const size_t n = size_t{1} << 30;
-  Device<uint8_t> a(n), b(n);
-  const double us =
-      time_launches(4, [&](int, cudaStream_t s) { cudaMemcpyAsync(a, b, n, cudaMemcpyDeviceToDevice, s); });
-  bytes_per_us = 2.0 * static_cast<double>(n) / us;
+  const int64_t n = int64_t{1} << 28;
+  Device<float> a(n), b(n);
+  a.zero();
+  const double us = time_launches(4, [&](int, cudaStream_t s) { cuda::add({a, a, b, n / 4096, 4096, 1}, s); });
+  bytes_per_us = 8.0 * static_cast<double>(n) / us;
   std::printf("time copy %.0f GB/s\n", bytes_per_us / 1000);
 }
 
@@ -251,7 +251,7 @@ void time_sample(int64_t rows) {
   const int64_t v = 248320;
   Device<float> logits(normal(rows * v, 3));
   Device<int32_t> ids(rows);
-  Device<uint64_t> masses(rows * v), best(rows * cuda::sample_chunks(v));
+  Device<uint64_t> masses(rows * v), best(rows * cuda::sample_chunks(v)), bins(rows * 4096);
   for (int kind = 0; kind < 4; ++kind) {
     std::vector<cuda::SampleRow> p(rows);
     for (int64_t r = 0; r < rows; ++r)
@@ -261,7 +261,7 @@ void time_sample(int64_t rows) {
     line(names[kind], rows,
          time_launches(8,
                        [&](int, cudaStream_t s) {
-                         cuda::sample({logits, dp, ids, rows, v, v, kind == 0, masses, best}, s);
+                         cuda::sample({logits, dp, ids, rows, v, v, kind == 0, masses, best, bins}, s);
                        }),
          4.0 * static_cast<double>(rows * v));
   }
