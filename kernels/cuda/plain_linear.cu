@@ -16,7 +16,7 @@ __device__ __forceinline__ float finish(Finish f, float v, float n) {
   return v;
 }
 
-constexpr int kManyRows = 32, kManyOuts = 48;  // tile of the kernel for many rows
+constexpr int kManyRows = 32, kManyOuts = 32;  // tile of the kernel for many rows
 
 template <int kRows>
 __device__ __forceinline__ void put_cells(float* cells, const float (&acc)[kRows / 8][4]) {
@@ -40,6 +40,13 @@ __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatr
   if (row >= p.rows || out >= m.out) return;
   if (m.bias != nullptr) v += m.bias[out];
   m.y[row * m.out + out] = finish(m.finish, v, p.streams);
+}
+
+// Counts a block in and returns how many came before; what they wrote before it is then visible here.
+__device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 }
 
 // blockIdx: tile of 16 outputs, split. The last block of a tile to finish adds the splits.
@@ -66,15 +73,13 @@ __global__ void __launch_bounds__(256) plain_few_kernel(PlainLaunch p) {
 #pragma unroll
     for (int e = 0; e < kEach; ++e)
       if (e * 256 + threadIdx.x < kCells) __stcg(mine + blockIdx.y * kCells + e * 256 + threadIdx.x, total[e]);
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      last = atomicAdd(p.counters + blockIdx.x, 1u) == static_cast<uint32_t>(p.splits - 1);
+      last = arrive(p.counters + blockIdx.x) == static_cast<uint32_t>(p.splits - 1);
       if (last) p.counters[blockIdx.x] = 0;
     }
     __syncthreads();
     if (!last) return;
-    __threadfence();
     constexpr int kBatch = 10;  // splits in flight
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
@@ -97,7 +102,7 @@ __global__ void __launch_bounds__(256) plain_few_kernel(PlainLaunch p) {
   }
 }
 
-// blockIdx: tile of 48 outputs, tile of 32 rows. Takes the splits in turn.
+// blockIdx: tile of 32 outputs, tile of 32 rows. Takes the splits in turn.
 __global__ void __launch_bounds__(256) plain_many_kernel(PlainLaunch p, int64_t tiles) {
   constexpr int kRowTiles = kManyRows / 8, kOutTiles = kManyOuts / kTileOut, kCells = kTileOut * kManyRows;
   __shared__ float cells[kTileSlices][kCells];

@@ -28,8 +28,7 @@ __device__ __forceinline__ void split2(float a, float b, uint32_t& hi, uint32_t&
   lo = as_word(__floats2half2_rn(a - f.x, b - f.y));
 }
 
-// Where a warp's part of a product lies. Lane 4 g + t holds inputs 8 t .. 8 t + 7 of outputs g and g + 8 of each output
-// tile and of row g of each row tile. Outputs and rows beyond the matrix count as zero.
+// Where a warp's part of a product lies.
 struct ChainPlace {
   const __half* w = nullptr;  // [outs, in]
   const float* x = nullptr;   // [rows, in]
@@ -37,29 +36,48 @@ struct ChainPlace {
   int from = 0, to = 0;  // units
 };
 
-template <int kOutTiles>
-__device__ __forceinline__ void load_weights(const ChainPlace& c, int unit, uint4 (&w)[kOutTiles][2]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int64_t k = int64_t{unit} * kUnit + 8 * t;
-  const bool inside = unit < c.to && k < c.in;
-#pragma unroll
-  for (int i = 0; i < 2 * kOutTiles; ++i) {
-    const int64_t out = c.first_out + 8 * i + g;
-    w[i / 2][i % 2] =
-        inside && out < c.outs ? __ldg(reinterpret_cast<const uint4*>(c.w + out * c.in + k)) : make_uint4(0, 0, 0, 0);
+// The same as one lane sees it. Lane 4 g + t holds inputs 8 t .. 8 t + 7 of outputs g and g + 8 of each output tile and
+// of row g of each row tile. Outputs, rows and inputs beyond the matrix count as zero.
+struct ChainLane {
+  const __half* w;  // output g of the first tile, input 8 t
+  const float* x;   // row g of the first tile, input 8 t
+  int64_t in;
+  int outs, rows;  // that are left from these on
+  int to;          // units that hold inputs of this lane
+  __device__ explicit ChainLane(const ChainPlace& c) : in(c.in) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    w = c.w + (c.first_out + g) * in + 8 * t;
+    x = c.x + (c.first_row + g) * in + 8 * t;
+    outs = static_cast<int>(min(c.outs - c.first_out - g, int64_t{1} << 20));
+    rows = static_cast<int>(min(c.rows - c.first_row - g, int64_t{1} << 20));
+    to = min(c.to, (static_cast<int>(in) - 8 * t + kUnit - 1) / kUnit);
   }
+};
+
+// 16 bytes of weights, or zeros. Volatile, so that it stays ahead of wait_previous().
+__device__ __forceinline__ uint4 load_weight(const __half* from, bool here) {
+  uint4 v;
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(from), "r"(static_cast<int>(here)));
+  return v;
+}
+
+template <int kOutTiles>
+__device__ __forceinline__ void load_weights(const ChainLane& c, int unit, uint4 (&w)[kOutTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kOutTiles; ++i)
+    w[i / 2][i % 2] = load_weight(c.w + 8 * i * c.in + unit * kUnit, unit < c.to && 8 * i < c.outs);
 }
 
 template <int kRowTiles>
-__device__ __forceinline__ void load_rows(const ChainPlace& c, int unit, float4 (&x)[kRowTiles][2]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int64_t k = int64_t{unit} * kUnit + 8 * t;
-  const bool inside = unit < c.to && k < c.in;
+__device__ __forceinline__ void load_rows(const ChainLane& c, int unit, float4 (&x)[kRowTiles][2]) {
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
-    const int64_t row = c.first_row + 8 * n + g;
-    const bool here = inside && row < c.rows;
-    const float4* from = reinterpret_cast<const float4*>(c.x + row * c.in + k);
+    const bool here = unit < c.to && 8 * n < c.rows;
+    const float4* from = reinterpret_cast<const float4*>(c.x + 8 * n * c.in + unit * kUnit);
     x[n][0] = here ? from[0] : make_float4(0, 0, 0, 0);
     x[n][1] = here ? from[1] : make_float4(0, 0, 0, 0);
   }
@@ -89,14 +107,15 @@ __device__ __forceinline__ void mma_unit(const uint4 (&w)[kOutTiles][2], const f
 // Few rows: kAhead units of weights are in flight, the first of them before the previous launch has ended; `begin` runs
 // when it has, before the rows are loaded.
 template <int kRowTiles, int kAhead, class Begin>
-__device__ __forceinline__ void mma_chain_few(const ChainPlace& c, float (&acc)[1][kRowTiles][4], Begin begin) {
+__device__ __forceinline__ void mma_chain_few(const ChainPlace& place, float (&acc)[1][kRowTiles][4], Begin begin) {
+  const ChainLane c(place);
   constexpr int kGroup = kRowTiles == 1 ? (kAhead % 5 == 0 ? 5 : 2) : kRowTiles == 2 ? (kAhead % 5 == 0 ? 5 : 2) : 1;
   uint4 w[kAhead][1][2];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) load_weights(c, c.from + i, w[i]);
+  for (int i = 0; i < kAhead; ++i) load_weights(c, place.from + i, w[i]);
   wait_previous();
   begin();
-  for (int first = c.from; first < c.to;) {
+  for (int first = place.from; first < place.to;) {
 #pragma unroll
     for (int i0 = 0; i0 < kAhead; i0 += kGroup) {
       float4 x[kGroup][kRowTiles][2];
@@ -104,10 +123,10 @@ __device__ __forceinline__ void mma_chain_few(const ChainPlace& c, float (&acc)[
       for (int i = 0; i < kGroup; ++i) load_rows(c, first + i0 + i, x[i]);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (first + i0 + i < c.to) mma_unit(w[i0 + i], x[i], acc);
+        if (first + i0 + i < place.to) mma_unit(w[i0 + i], x[i], acc);
     }
     first += kAhead;
-    if (first < c.to)
+    if (first < place.to)
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) load_weights(c, first + i, w[i]);
   }
@@ -115,15 +134,16 @@ __device__ __forceinline__ void mma_chain_few(const ChainPlace& c, float (&acc)[
 
 // Many rows: the next unit is loaded while this one is multiplied.
 template <int kRowTiles, int kOutTiles>
-__device__ __forceinline__ void mma_chain_many(const ChainPlace& c, float (&acc)[kOutTiles][kRowTiles][4]) {
+__device__ __forceinline__ void mma_chain_many(const ChainPlace& place, float (&acc)[kOutTiles][kRowTiles][4]) {
+  const ChainLane c(place);
   uint4 w[2][kOutTiles][2];
   float4 x[2][kRowTiles][2];
-  load_weights(c, c.from, w[0]), load_rows(c, c.from, x[0]);
-  for (int u = c.from; u < c.to; u += 2) {
+  load_weights(c, place.from, w[0]), load_rows(c, place.from, x[0]);
+  for (int u = place.from; u < place.to; u += 2) {
     load_weights(c, u + 1, w[1]), load_rows(c, u + 1, x[1]);
     mma_unit(w[0], x[0], acc);
     load_weights(c, u + 2, w[0]), load_rows(c, u + 2, x[0]);
-    if (u + 1 < c.to) mma_unit(w[1], x[1], acc);
+    if (u + 1 < place.to) mma_unit(w[1], x[1], acc);
   }
 }
 

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     const int shift = shifts[pass], width = widths[pass];
     for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
     __syncthreads();
-    for (int i0 = tid; i0 < complete; i0 += 1024 * kBatch) {
+    for (int i0 = tid; i0 - lane < complete; i0 += 1024 * kBatch) {
       uint32_t rank[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
@@ -88,8 +88,16 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
         rank[j] = i < complete ? rank_of(scores[i]) : UINT32_MAX;
       }
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        if (rank[j] >> (shift + width) == prefix) atomicAdd(bins + (rank[j] >> shift & ((1u << width) - 1)), 1u);
+      for (int j = 0; j < kBatch; ++j) {
+        const uint32_t bin = rank[j] >> (shift + width) == prefix ? rank[j] >> shift & ((1u << width) - 1) : kBins;
+        if (pass > 0) {
+          if (bin < kBins) atomicAdd(bins + bin, 1u);
+          continue;
+        }
+        // The leading digit has few values: lanes of one bin add together.
+        const unsigned peers = __match_any_sync(kFullWarp, bin);
+        if (bin < kBins && lane == __ffs(peers) - 1) atomicAdd(bins + bin, static_cast<uint32_t>(__popc(peers)));
+      }
     }
     __syncthreads();
     // Counts from the highest bin down, two bins a thread.
