@@ -31,48 +31,26 @@ class TileChain {
   }
 
   // acc[g] += tiles x rows; x points at the first tile's rows of a rotated array of `stride` rows, of which `rows` count.
-  __device__ void run(const uint16_t* x, int64_t stride, int rows, float (&acc)[RowGroups][4]) {
-    constexpr bool kAhead = RowGroups <= 2;
+  // Tiles are even in number.
+  __device__ __forceinline__ void run(const uint16_t* x, int64_t stride, int rows, float (&acc)[RowGroups][4]) {
     const uint16_t* mine = x + lane_ / 4 * 16 + lane_ % 4 * 4;
     bool take[RowGroups];
 #pragma unroll
     for (int g = 0; g < RowGroups; ++g) take[g] = g * 8 + lane_ / 4 < rows;
-    const auto load = [&](int t, uint2(&to)[RowGroups]) {
-#pragma unroll
-      for (int g = 0; g < RowGroups; ++g)
-        to[g] = take[g] && t < tiles_ ? *reinterpret_cast<const uint2*>(mine + (t * stride + g * 8) * 16) : uint2{0, 0};
-    };
-    uint2 ahead[kAhead ? kDepth : 1][RowGroups];
-    if constexpr (kAhead) {
-#pragma unroll
-      for (int q = 0; q < kDepth; ++q) load(q, ahead[q]);
-    }
     const std::byte* stage = ring_;
-    for (int t = 0; t < tiles_; t += kDepth) {
+    int left = tiles_;
+    for (; left >= kDepth; left -= kDepth) {
       copy_wait<kStages - 2>();
       __syncwarp();
       fetch();
-#pragma unroll
-      for (int q = 0; q < kDepth; ++q) {
-        if (t + q >= tiles_) break;
-        uint32_t a[4];
-        uint2 b[RowGroups];
-        if constexpr (kAhead) {
-#pragma unroll
-          for (int g = 0; g < RowGroups; ++g) b[g] = ahead[q][g];
-          load(t + kDepth + q, ahead[q]);
-        } else {
-          load(t + q, b);
-        }
-        decode_tile<Book, HalfBits>(reinterpret_cast<const uint32_t*>(stage + q * 16 * HalfBits), bits_, a);
-#pragma unroll
-        for (int g = 0; g < RowGroups; ++g) mma_16816(acc[g], a, b[g].x, b[g].y);
-      }
+      multiply<kDepth>(stage, mine, stride, take, acc);
+      mine += kDepth * 16 * stride;
       stage = stage + kStageBytes == ring_ + kRingBytes ? ring_ : stage + kStageBytes;
     }
-    // The ring may be used again at once.
     copy_wait<0>();
     __syncwarp();
+    if (left > 0) multiply<kDepth / 2>(stage, mine, stride, take, acc);
+    __syncwarp();  // the ring may be used again at once
   }
 
  private:
@@ -88,6 +66,29 @@ class TileChain {
     copy_commit();
     fetched_ += kDepth;
     to_ = to_ + kStageBytes == kRingBytes ? 0 : to_ + kStageBytes;
+  }
+
+  template <int Tiles>
+  __device__ __forceinline__ void multiply(const std::byte* stage, const uint16_t* x, int64_t stride,
+                                           const bool (&take)[RowGroups], float (&acc)[RowGroups][4]) {
+    // Few rows: all of a stage's rows are asked for before the first is needed.
+    constexpr int kBatch = RowGroups <= 2 ? Tiles : 1;
+#pragma unroll
+    for (int first = 0; first < Tiles; first += kBatch) {
+      uint2 b[kBatch][RowGroups];
+#pragma unroll
+      for (int q = 0; q < kBatch; ++q)
+#pragma unroll
+        for (int g = 0; g < RowGroups; ++g)
+          b[q][g] = take[g] ? *reinterpret_cast<const uint2*>(x + (first + q) * 16 * stride + g * 128) : uint2{0, 0};
+#pragma unroll
+      for (int q = 0; q < kBatch; ++q) {
+        uint32_t a[4];
+        decode_tile<Book, HalfBits>(reinterpret_cast<const uint32_t*>(stage + (first + q) * 16 * HalfBits), bits_, a);
+#pragma unroll
+        for (int g = 0; g < RowGroups; ++g) mma_16816(acc[g], a, b[q][g].x, b[q][g].y);
+      }
+    }
   }
 
   std::byte* ring_;
