@@ -14,6 +14,8 @@ namespace {
 
 // Most bytes of decoded weights at a time.
 constexpr int64_t kScratchBytes = 64 << 20;
+// Most 128-blocks of input, rows included, that a few-row block rotates itself.
+constexpr int64_t kInsideBlocks = 10;
 
 int64_t chunk_columns(int64_t in, int64_t out) {
   return std::min(out, std::max<int64_t>(128, kScratchBytes / (2 * in) / 128 * 128));
@@ -138,8 +140,10 @@ void exl3_linear_few(const Exl3Linear& p, CudaStream stream) {
   check_linear(p, "exl3_linear_few", kExl3FewRows, at.bytes);
   auto* base = static_cast<std::byte*>(p.workspace);
   auto* xh = reinterpret_cast<uint16_t*>(base + at.rotated);
-  rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
-  const FewArgs a{w.trellis, xh, w.svh, w.bias, p.y, reinterpret_cast<float*>(base + at.scratch),
+  // Rotating in every block costs less than a launch while the blocks of a split have few 128-blocks of input.
+  const bool inside = p.rows <= 8 && p.rows * (w.in / 128) <= kInsideBlocks * w.splits;
+  if (!inside) rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
+  const FewArgs a{w.trellis, inside ? p.x : nullptr, w.suh, xh, w.svh, w.bias, p.y, reinterpret_cast<float*>(base + at.scratch),
                   reinterpret_cast<uint32_t*>(base), w.in, w.out, static_cast<int>(p.rows), w.splits,
                   p.y_dtype == DType::BF16};
   with_weight(w, [&]<exl3::Codebook Book, int HalfBits>() { launch_few<Book, HalfBits>(a, stream); });
