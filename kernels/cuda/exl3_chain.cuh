@@ -24,15 +24,16 @@ class TileChain {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int chunk = r * 32 + lane;
-      source_[r] = reinterpret_cast<const std::byte*>(trellis) + chunk / HalfBits * stride * kTileBytes +
-                   chunk % HalfBits * 16;
+      source_[r] =
+          reinterpret_cast<const std::byte*>(trellis) + chunk / HalfBits * stride * kTileBytes + chunk % HalfBits * 16;
     }
     step_ = kDepth * stride * kTileBytes;
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) fetch();
   }
 
-  // acc[g] += the next `tiles` tiles x their rows at `x`. tiles is even, and a multiple of kDepth in all calls but the last.
+  // acc[g] += the next `tiles` tiles x their rows at `x`. tiles is even, and a multiple of kDepth in all calls but the
+  // last.
   __device__ __forceinline__ void run(const std::byte* x, int tiles, float (&acc)[RowGroups][4]) {
     x += lane_ * 8;
     for (int left = tiles; left > 0; left -= kDepth) {
@@ -90,10 +91,10 @@ class TileChain {
 template <int RowGroups>
 inline constexpr int kChunkTiles = RowGroups <= 2 ? 40 : 16;
 template <int RowGroups>
-inline constexpr int kChunkBytes = kChunkTiles<RowGroups> * RowGroups * 256;
+inline constexpr int kChunkBytes = kChunkTiles<RowGroups>* RowGroups * 256;
 
-// Copies rows of tiles [first, first + tiles) of a rotated array of `stride` rows into shared memory; rows from `rows` on
-// are zero.
+// Copies rows of tiles [first, first + tiles) of a rotated array of `stride` rows into shared memory; rows from `rows`
+// on are zero.
 template <int RowGroups, int Threads>
 __device__ __forceinline__ void load_rows(std::byte* shared, const uint16_t* xh, int64_t stride, int rows, int first,
                                           int tiles) {
@@ -112,19 +113,30 @@ __device__ __forceinline__ void load_rows(std::byte* shared, const uint16_t* xh,
 template <exl3::Codebook Book, class F>
 __device__ __forceinline__ void with_width(int half_bits, F&& f) {
   switch (half_bits) {
-    case 2: return f.template operator()<2>();
-    case 4: return f.template operator()<4>();
-    case 6: return f.template operator()<6>();
-    case 8: return f.template operator()<8>();
-    case 10: return f.template operator()<10>();
-    case 12: return f.template operator()<12>();
-    case 14: return f.template operator()<14>();
-    case 16: return f.template operator()<16>();
+    case 2:
+      return f.template operator()<2>();
+    case 4:
+      return f.template operator()<4>();
+    case 6:
+      return f.template operator()<6>();
+    case 8:
+      return f.template operator()<8>();
+    case 10:
+      return f.template operator()<10>();
+    case 12:
+      return f.template operator()<12>();
+    case 14:
+      return f.template operator()<14>();
+    case 16:
+      return f.template operator()<16>();
   }
   if constexpr (Book == exl3::Codebook::Mul1) switch (half_bits) {
-      case 3: return f.template operator()<3>();
-      case 5: return f.template operator()<5>();
-      case 7: return f.template operator()<7>();
+      case 3:
+        return f.template operator()<3>();
+      case 5:
+        return f.template operator()<5>();
+      case 7:
+        return f.template operator()<7>();
     }
 }
 

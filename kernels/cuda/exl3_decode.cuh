@@ -10,7 +10,8 @@
 
 namespace fnx::cuda {
 
-// Where a lane's bits lie: they end 4 * HalfBits * (l + 1) bits into the ring; value j's state ends position(j) bits before.
+// Where a lane's bits lie: they end 4 * HalfBits * (l + 1) bits into the ring; value j's state ends position(j) bits
+// before.
 template <int HalfBits>
 struct Width {
   static constexpr int kWords = 4 * HalfBits;  // 32-bit words of a tile

@@ -22,9 +22,7 @@ constexpr int64_t kNominalPairs = 10;
 int gate_splits(const Exl3Experts& p) { return plan_splits(p.hidden, 2 * kNominalPairs * (p.width / 128)); }
 int down_splits(const Exl3Experts& p) { return plan_splits(p.width, kNominalPairs * (p.hidden / 128)); }
 
-int64_t most_units(int64_t pairs, int64_t experts) {
-  return std::min(pairs, experts + pairs / kUnitPairs);
-}
+int64_t most_units(int64_t pairs, int64_t experts) { return std::min(pairs, experts + pairs / kUnitPairs); }
 
 Workspace make_workspace(const Exl3Experts& p, bool few) {
   const int64_t pairs = p.rows * p.slots_per_row, columns = p.hidden / 128 + p.width / 128;
@@ -63,8 +61,8 @@ void check(const Exl3Experts& p, const char* entry, int64_t most_pairs, size_t b
 }
 
 // One warp a (sorted place, projection, 128-block): rotates a row with its expert's gate or up scales.
-__global__ void __launch_bounds__(kRotateThreads) exl3_rotate_pairs_kernel(const ExpertArgs a, uint16_t* gate_xh,
-                                                                          uint16_t* up_xh) {
+__global__ void __launch_bounds__(kRotateThreads)
+    exl3_rotate_pairs_kernel(const ExpertArgs a, uint16_t* gate_xh, uint16_t* up_xh) {
   const int64_t blocks = a.hidden / 128, i = int64_t{blockIdx.x} * (kRotateThreads / 32) + threadIdx.x / 32;
   const int64_t place = i / (2 * blocks);
   if (place >= a.pairs) return;
@@ -88,8 +86,8 @@ __global__ void exl3_count_kernel(const ExpertArgs a, int32_t* counts) {
 }
 
 // Exclusive scan of counts in place; lists the units in order of experts. One block.
-__global__ void __launch_bounds__(kSortThreads) exl3_units_kernel(int experts, int32_t* counts, ExpertUnit* units,
-                                                                 int32_t* unit_count) {
+__global__ void __launch_bounds__(kSortThreads)
+    exl3_units_kernel(int experts, int32_t* counts, ExpertUnit* units, int32_t* unit_count) {
   __shared__ int pairs_before[kSortThreads], units_before[kSortThreads];
   const int t = threadIdx.x, share = (experts + kSortThreads - 1) / kSortThreads;
   const int first = min(t * share, experts), last = min(first + share, experts);
@@ -170,9 +168,12 @@ void exl3_experts_few(const Exl3Experts& p, CudaStream stream) {
   a.gate_partials = reinterpret_cast<float*>(static_cast<std::byte*>(p.workspace) + w.scratch);
   a.down_partials = a.gate_partials + a.pairs * 2 * a.gate_splits * a.width;
   switch (p.codebook) {
-    case exl3::Codebook::ThreeInst: return launch_experts_few<exl3::Codebook::ThreeInst>(a, stream);
-    case exl3::Codebook::Mcg: return launch_experts_few<exl3::Codebook::Mcg>(a, stream);
-    case exl3::Codebook::Mul1: return launch_experts_few<exl3::Codebook::Mul1>(a, stream);
+    case exl3::Codebook::ThreeInst:
+      return launch_experts_few<exl3::Codebook::ThreeInst>(a, stream);
+    case exl3::Codebook::Mcg:
+      return launch_experts_few<exl3::Codebook::Mcg>(a, stream);
+    case exl3::Codebook::Mul1:
+      return launch_experts_few<exl3::Codebook::Mul1>(a, stream);
   }
 }
 
@@ -194,14 +195,17 @@ void exl3_experts_many(const Exl3Experts& p, CudaStream stream) {
   rotate_pairs(a, stream);
   const int most = static_cast<int>(most_units(a.pairs, p.experts));
   switch (p.codebook) {
-    case exl3::Codebook::ThreeInst: return launch_experts_many<exl3::Codebook::ThreeInst>(a, most, stream);
-    case exl3::Codebook::Mcg: return launch_experts_many<exl3::Codebook::Mcg>(a, most, stream);
-    case exl3::Codebook::Mul1: return launch_experts_many<exl3::Codebook::Mul1>(a, most, stream);
+    case exl3::Codebook::ThreeInst:
+      return launch_experts_many<exl3::Codebook::ThreeInst>(a, most, stream);
+    case exl3::Codebook::Mcg:
+      return launch_experts_many<exl3::Codebook::Mcg>(a, most, stream);
+    case exl3::Codebook::Mul1:
+      return launch_experts_many<exl3::Codebook::Mul1>(a, most, stream);
   }
 }
 
 void exl3_experts(const Exl3Experts& p, CudaStream stream) {
-  p.rows * p.slots_per_row <= kExl3FewPairs ? exl3_experts_few(p, stream) : exl3_experts_many(p, stream);
+  p.rows* p.slots_per_row <= kExl3FewPairs ? exl3_experts_few(p, stream) : exl3_experts_many(p, stream);
 }
 
 }  // namespace fnx::cuda

@@ -16,20 +16,20 @@ struct ExpertUnit {
 
 struct ExpertArgs {
   const Exl3Expert* table;
-  const int32_t* ids;        // [rows * slots_per_row]
+  const int32_t* ids;  // [rows * slots_per_row]
   int64_t hidden, width, pairs;
   int experts, slots_per_row, gate_splits, down_splits;
-  const float* x;            // [pairs / slots_per_row, hidden]
-  const uint16_t* gate_xh;   // many: rotated [hidden/16, pairs, 16]
+  const float* x;           // [pairs / slots_per_row, hidden]
+  const uint16_t* gate_xh;  // many: rotated [hidden/16, pairs, 16]
   const uint16_t* up_xh;
-  uint16_t* down_xh;         // rotated [width/16, pairs, 16]
-  float* slots;              // [pairs, hidden]
-  float* gate_partials;      // few: [pairs, width/128, 2, gate_splits, 128]
-  float* down_partials;      // few: [pairs, hidden/128, down_splits, 128]
-  uint32_t* counters;        // few: [pairs, hidden/128 + width/128], zero between launches
-  const int32_t* order;      // many: pair of each sorted place
-  const ExpertUnit* units;   // many
-  const int32_t* unit_count; // many
+  uint16_t* down_xh;          // rotated [width/16, pairs, 16]
+  float* slots;               // [pairs, hidden]
+  float* gate_partials;       // few: [pairs, width/128, 2, gate_splits, 128]
+  float* down_partials;       // few: [pairs, hidden/128, down_splits, 128]
+  uint32_t* counters;         // few: [pairs, hidden/128 + width/128], zero between launches
+  const int32_t* order;       // many: pair of each sorted place
+  const ExpertUnit* units;    // many
+  const int32_t* unit_count;  // many
 };
 
 // silu(g) * u.
@@ -47,8 +47,8 @@ __device__ __forceinline__ const Exl3Expert* find_expert(const ExpertArgs& a, in
   return e->gate.trellis == nullptr ? nullptr : e;
 }
 
-// Chain of a warp's n-tile over k-tiles [begin, end) of a matrix [in, out]. fill(first, tiles) brings the rows of a chunk
-// into shared memory at `rows`; it runs between barriers, the first time after `ready`.
+// Chain of a warp's n-tile over k-tiles [begin, end) of a matrix [in, out]. fill(first, tiles) brings the rows of a
+// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`.
 template <exl3::Codebook Book, int RowGroups, class Ready, class Fill>
 __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rings, const std::byte* rows, int64_t out,
                                              int block, int begin, int end, float (&acc)[RowGroups][4], Ready ready,
@@ -56,9 +56,8 @@ __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rin
   const int warp = threadIdx.x / 32;
   with_width<Book>(m.half_bits, [&]<int HalfBits>() {
     using Chain = TileChain<Book, HalfBits, RowGroups>;
-    Chain chain(rings + warp * Chain::kRingBytes,
-                m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits), out / 16, end - begin,
-                threadIdx.x % 32);
+    Chain chain(rings + warp * Chain::kRingBytes, m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits),
+                out / 16, end - begin, threadIdx.x % 32);
     ready();
     for (int t = begin; t < end; t += kChunkTiles<RowGroups>) {
       const int tiles = min(kChunkTiles<RowGroups>, end - t);
@@ -136,9 +135,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   expert_chain<Book, 1>(
       expert->down, rings, rows, a.hidden, block, exl3_split_begin(a.width, a.down_splits, split),
       exl3_split_begin(a.width, a.down_splits, split + 1), acc, [] { wait_for_previous(); },
-      [&](int first, int tiles) {
-        load_rows<1, kFewThreads>(rows, a.down_xh + pair * 16, a.pairs, 1, first, tiles);
-      });
+      [&](int first, int tiles) { load_rows<1, kFewThreads>(rows, a.down_xh + pair * 16, a.pairs, 1, first, tiles); });
   store_columns<1>(z, warp * 16, lane, 1, acc);
   __syncthreads();
   float4 sum = *reinterpret_cast<const float4*>(z + 4 * lane);
@@ -153,7 +150,8 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
         output_block(sum, expert->down.svh + block * 128, nullptr, lane);
 }
 
-// Shared memory of the many-row kernels: z of the gate, rings, rows; z of a matrix replaces its rings when they are done.
+// Shared memory of the many-row kernels: z of the gate, rings, rows; z of a matrix replaces its rings when they are
+// done.
 inline constexpr int kUnitGroups = kUnitPairs / 8;
 inline constexpr int kUnitTileBytes = kUnitPairs * kColumnStride * 4;
 inline constexpr int kUnitRingBytes = 8 * kExpertRingBytes;
@@ -194,7 +192,7 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_gate_up_many_kernel(const
   for (int projection = 0; projection < 2; ++projection) {
     const Exl3Matrix& m = projection == 0 ? e.gate : e.up;
     unit_columns<Book, kUnitGroups>(m, shared + kUnitTileBytes, a.hidden, a.width, block, a.gate_splits,
-                       (projection == 0 ? a.gate_xh : a.up_xh) + unit.begin * 16, a.pairs, unit.count);
+                                    (projection == 0 ? a.gate_xh : a.up_xh) + unit.begin * 16, a.pairs, unit.count);
     for (int r = warp; r < unit.count; r += 8) {
       float4* at = reinterpret_cast<float4*>(gate + r * kColumnStride) + lane;
       const float4 y = output_block(*reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane),
@@ -218,13 +216,12 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_down_many_kernel(const Ex
   const ExpertUnit unit = a.units[blockIdx.y];
   const Exl3Matrix& m = a.table[unit.expert].down;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
-  unit_columns<Book, kUnitGroups>(m, shared, a.width, a.hidden, block, a.down_splits, a.down_xh + unit.begin * 16, a.pairs,
-                     unit.count);
+  unit_columns<Book, kUnitGroups>(m, shared, a.width, a.hidden, block, a.down_splits, a.down_xh + unit.begin * 16,
+                                  a.pairs, unit.count);
   const float* z = reinterpret_cast<const float*>(shared);
   for (int r = warp; r < unit.count; r += 8)
-    *reinterpret_cast<float4*>(a.slots + a.order[unit.begin + r] * a.hidden + block * 128 + 4 * lane) =
-        output_block(*reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane), m.svh + block * 128, nullptr,
-                     lane);
+    *reinterpret_cast<float4*>(a.slots + a.order[unit.begin + r] * a.hidden + block * 128 + 4 * lane) = output_block(
+        *reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane), m.svh + block * 128, nullptr, lane);
 }
 
 // Launch the projections of one codebook; defined in the units exl3_experts_*.cu.
@@ -250,8 +247,8 @@ void launch_experts_many_here(const ExpertArgs& a, int most_units, cudaStream_t 
   check_cuda(allowed, "exl3_gate_up_many_kernel");
   launch("exl3_gate_up_many_kernel", exl3_gate_up_many_kernel<Book>,
          dim3(static_cast<unsigned>(a.width / 128), most_units), kFewThreads, kGateBytes, false, stream, a);
-  launch("exl3_down_many_kernel", exl3_down_many_kernel<Book>,
-         dim3(static_cast<unsigned>(a.hidden / 128), most_units), kFewThreads, kUnitBytes, false, stream, a);
+  launch("exl3_down_many_kernel", exl3_down_many_kernel<Book>, dim3(static_cast<unsigned>(a.hidden / 128), most_units),
+         kFewThreads, kUnitBytes, false, stream, a);
 }
 
 }  // namespace fnx::cuda

@@ -14,14 +14,14 @@ inline constexpr int kColumnStride = 132;
 
 struct FewArgs {
   const uint16_t* trellis;
-  const float* x;       // [rows, in] to be rotated with suh here, or null when xh is given
+  const float* x;  // [rows, in] to be rotated with suh here, or null when xh is given
   const uint16_t* suh;
-  const uint16_t* xh;   // rotated [in/16, rows, 16]
+  const uint16_t* xh;  // rotated [in/16, rows, 16]
   const uint16_t* svh;
   const float* bias;
-  void* y;              // [rows, out]
-  float* partials;      // [out/128, splits, rows, 128]; unused with one split
-  uint32_t* counters;   // [out/128], zero between launches
+  void* y;             // [rows, out]
+  float* partials;     // [out/128, splits, rows, 128]; unused with one split
+  uint32_t* counters;  // [out/128], zero between launches
   int64_t in, out;
   int rows, splits;
   bool bf16;
@@ -46,8 +46,8 @@ __device__ __forceinline__ void store_columns(float* z, int first, int lane, int
   }
 }
 
-// True in every thread of the block that arrives last of `total` at a counter, which is then zero again. What blocks wrote
-// before arriving is visible to the last.
+// True in every thread of the block that arrives last of `total` at a counter, which is then zero again. What blocks
+// wrote before arriving is visible to the last.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t total) {
   __shared__ bool last;
   __syncthreads();

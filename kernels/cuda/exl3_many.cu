@@ -11,7 +11,7 @@ constexpr int kRows = 128, kStageTiles = 2, kStages = 4;
 constexpr int kWeightBytes = 8 * 512, kRowBytes = kRows * 32;  // of one k-tile
 constexpr int kTileBytes = kWeightBytes + kRowBytes, kStageBytes = kStageTiles * kTileBytes;
 constexpr int kSharedBytes =
-    kStages * kStageBytes > kRows * kColumnStride * 4 ? kStages * kStageBytes : kRows * kColumnStride * 4;
+    kStages * kStageBytes > kRows* kColumnStride * 4 ? kStages* kStageBytes : kRows* kColumnStride * 4;
 
 __global__ void __launch_bounds__(256, 1) exl3_many_kernel(const ManyArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(256, 1) exl3_many_kernel(const ManyArgs a) {
 
   float* z = reinterpret_cast<float*>(shared);
 #pragma unroll
-  for (int m = 0; m < 4; ++m)
-    store_columns<4>(z + wn * 32 * kColumnStride, wm * 64 + m * 16, lane, 32, total[m]);
+  for (int m = 0; m < 4; ++m) store_columns<4>(z + wn * 32 * kColumnStride, wm * 64 + m * 16, lane, 32, total[m]);
   __syncthreads();
   const int64_t column = int64_t{a.first + column_tile} * 16;
   for (int r = warp; r < live_rows; r += 8) {
