@@ -68,28 +68,24 @@ __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) s[i] = *reinterpret_cast<const float4*>(state + i * kDim);
 
-  // The next token's query (the key lies a fixed way behind it), values and gates.
-  const float* query = p.convolved + l.y * channels + key_head * kDim + key;
-  const float* values = p.convolved + l.y * channels + (2 * p.key_heads + head) * kDim + column;
-  const float2* gates = reinterpret_cast<const float2*>(p.gates) + l.y * p.value_heads + head;
-  const int64_t key_offset = p.key_heads * kDim;
-  const auto load = [&] {
+  const auto load = [&](int i) {
     Token x;
-    const float4* q = reinterpret_cast<const float4*>(query);
-    const float4* k = reinterpret_cast<const float4*>(query + key_offset);
+    const int64_t r = l.y + i;
+    const float* c = p.convolved + r * channels;
+    const float4* q = reinterpret_cast<const float4*>(c + key_head * kDim + key);
+    const float4* k = reinterpret_cast<const float4*>(c + (p.key_heads + key_head) * kDim + key);
     x.q[0] = q[0], x.q[1] = q[1], x.k[0] = k[0], x.k[1] = k[1];
-    x.v = *reinterpret_cast<const float4*>(values);
-    x.gates = *gates;
-    query += channels, values += channels, gates += p.value_heads;
+    x.v = *reinterpret_cast<const float4*>(c + (2 * p.key_heads + head) * kDim + column);
+    x.gates = reinterpret_cast<const float2*>(p.gates)[r * p.value_heads + head];
     return x;
   };
-  float* out = p.out + (l.y * p.value_heads + head) * kDim + column;
   wait_previous();  // the state is not of the previous launch, which is gdn_conv
   Token ring[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
-    if (i < l.z) ring[i] = load();
-  const auto step = [&](Token& x) {
+    if (i < l.z) ring[i] = load(i);
+  const auto step = [&](const Token& token, int i) {
+    Token x = token;
     float4 m = make_float4(0, 0, 0, 0), o = m, d;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -119,15 +115,14 @@ __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
     for (int width = 16; width >= 2; width /= 2)
 #pragma unroll
       for (int c = 0; c < 4; ++c) part(o, c) += __shfl_xor_sync(kFullWarp, part(o, c), width);
-    if (lane < 2) *reinterpret_cast<float4*>(out) = o;
-    out += p.value_heads * kDim;
+    if (lane < 2) *reinterpret_cast<float4*>(p.out + (int64_t{l.y + i} * p.value_heads + head) * kDim + column) = o;
   };
   for (int first = 0; first < l.z; first += kAhead)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (first + i >= l.z) break;
-      step(ring[i]);
-      if (first + i + kAhead < l.z) ring[i] = load();
+      step(ring[i], first + i);
+      if (first + i + kAhead < l.z) ring[i] = load(first + i + kAhead);
     }
 #pragma unroll
   for (int i = 0; i < 8; ++i) *reinterpret_cast<float4*>(state + i * kDim) = s[i];
