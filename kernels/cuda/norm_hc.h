@@ -18,8 +18,9 @@ struct GroupedNormParams {
 void grouped_norm(const GroupedNormParams& p, cudaStream_t stream);
 
 // u[h] = mean_s sigmoid(Up silu(Down xn / n))_s * xn_s; inj = 2 sigmoid(inject xn / n). Three launches: the norm; down
-// with silu, and inject, summed as plain_linear does; up, one mma chain over the whole rank (hi before lo), with the
-// mean over streams ascending. Domain: F16 weights, 2 <= n <= 8, H % 16 == 0, rank % 8 == 0, 16-byte alignment.
+// with silu, and inject, summed as plain_linear does; up, one mma chain (hi before lo) over each half of the rank's
+// units, the first half being the longer, their sum, then the mean over streams ascending. Domain: F16 weights, 2 <= n
+// <= 8, H % 16 == 0, rank % 8 == 0, 16-byte alignment.
 struct HcMixParams {
   const float* stack = nullptr;        // [R, n, H]
   const float* norm_weight = nullptr;  // [n * H]

@@ -241,13 +241,16 @@ __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams 
             make_float2(sum[n][2 * i], sum[n][2 * i + 1]);
 }
 
+// Neighbouring parts are read in one access of shared memory.
+__host__ __device__ constexpr int padded_parts(int parts) { return (parts + 3) / 4 * 4; }
+
 // One block a head of a row, one thread a dim: merges the parts in ascending order. The factors of all parts follow
 // from the running maxima, which are exact, so they are found side by side; `memory` holds two floats a part and the
 // totals.
 __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p, int parts) {
   extern __shared__ __align__(16) unsigned char memory[];
   float2* factors = reinterpret_cast<float2*>(memory);
-  float* totals = reinterpret_cast<float*>(factors + parts);
+  float* totals = reinterpret_cast<float*>(factors + padded_parts(parts));
   wait_previous();
   const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
   const int r = blockIdx.x / heads, head = blockIdx.x % heads, g = head % group, d = threadIdx.x, lane = d % 32;
@@ -428,7 +431,7 @@ void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
     allow_tile(attend_parts_kernel);
     launch("attend_parts", attend_parts_kernel, dim3(parts, kv, rows), kThreads, sizeof(Tile), stream, p);
     launch("merge_parts", merge_parts_kernel, static_cast<unsigned>(s.rows * s.heads), kHeadDim,
-           parts * 3 * sizeof(float), stream, p, static_cast<int>(parts));
+           padded_parts(static_cast<int>(parts)) * 3 * sizeof(float), stream, p, static_cast<int>(parts));
   } else {
     allow_tile(attend_rows_kernel);
     launch("attend_rows", attend_rows_kernel, dim3(kv, rows), kThreads, sizeof(Tile), stream, p);

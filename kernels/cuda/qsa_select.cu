@@ -54,12 +54,6 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
 // Scores are not negative: their bits are in their order; NaN below them all.
 __device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
 
-// Ranks of blocks i0, i0 + 1024, .., all loads in flight at once.
-__device__ __forceinline__ void batch_ranks(const float* scores, int i0, int complete, uint32_t (&rank)[kBatch]) {
-#pragma unroll
-  for (int j = 0; j < kBatch; ++j) rank[j] = i0 + j * 1024 < complete ? rank_of(scores[i0 + j * 1024]) : 0;
-}
-
 // One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
 __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
   wait_previous();
@@ -81,14 +75,31 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   const float* scores = p.scores + blockIdx.x * p.max_complete;
   const int lane = tid % 32, warp = tid / 32;
   // Ranks between the lowest and the highest of the row, cut into bins; then the bin of the last selected block, again.
-  uint32_t low = UINT32_MAX, high = 0;
-  for (int i0 = tid; i0 < complete; i0 += 1024 * kBatch) {
-    uint32_t rank[kBatch];
-    batch_ranks(scores, i0, complete, rank);
+  // Each warp takes a run of blocks; a run of one batch stays in registers.
+  const int run = (complete + 1023) / 1024 * 32, from = warp * run;
+  uint32_t rank[kBatch];
+  bool loaded = false;
+  const auto each = [&](auto fn) {  // fn(rank, block), with rank 0 and a block beyond the last for lanes that have none
+    for (int b = from; b < from + run; b += 32 * kBatch) {
+      if (!loaded) {
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j)
-      if (i0 + j * 1024 < complete) low = min(low, rank[j]), high = max(high, rank[j]);
-  }
+        for (int j = 0; j < kBatch; ++j) {
+          const int i = b + j * 32 + lane;
+          rank[j] = i < complete && i < from + run ? rank_of(scores[i]) : 0;
+        }
+        loaded = run <= 32 * kBatch;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int i = b + j * 32 + lane;
+        fn(rank[j], i < from + run ? i : complete);
+      }
+    }
+  };
+  uint32_t low = UINT32_MAX, high = 0;
+  each([&](uint32_t r, int i) {
+    if (i < complete) low = min(low, r), high = max(high, r);
+  });
   low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
   if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
   __syncthreads();
@@ -98,14 +109,9 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     const int shift = max(0, 32 - __clz(high - low) - kBinBits);
     for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
     __syncthreads();
-    for (int i0 = tid; i0 < complete; i0 += 1024 * kBatch) {
-      uint32_t rank[kBatch];
-      batch_ranks(scores, i0, complete, rank);
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        if (i0 + j * 1024 < complete && rank[j] >= low && rank[j] <= high)
-          atomicAdd(bins + ((rank[j] - low) >> shift), 1u);
-    }
+    each([&](uint32_t r, int i) {
+      if (i < complete && r >= low && r <= high) atomicAdd(bins + ((r - low) >> shift), 1u);
+    });
     __syncthreads();
     // Counts from the highest bin down, two bins a thread.
     const int top = kBins - 1 - 2 * tid;
@@ -128,28 +134,22 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     __syncthreads();
   }
   const uint32_t last = low;  // the rank of the last selected block; `want` blocks of it are selected
-  // Each warp takes a run of blocks; those above the last rank and the first `want` equal to it are selected.
-  const int run = (complete + 1023) / 1024 * 32, from = warp * run, to = min(from + run, complete);
   int above = 0, equal = 0;
-#pragma unroll 4
-  for (int i = from + lane; i < from + run; i += 32) {
-    const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
-    above += __popc(__ballot_sync(kFullWarp, i < to && rank > last));
-    equal += __popc(__ballot_sync(kFullWarp, i < to && rank == last));
-  }
+  each([&](uint32_t r, int i) {
+    above += __popc(__ballot_sync(kFullWarp, i < complete && r > last));
+    equal += __popc(__ballot_sync(kFullWarp, i < complete && r == last));
+  });
   if (lane == 0) warp_above[warp] = above, warp_equal[warp] = equal;
   __syncthreads();
   above = before_warp(warp_above), equal = before_warp(warp_equal);
   const unsigned below_me = (1u << lane) - 1;
-#pragma unroll 4
-  for (int i = from + lane; i < from + run; i += 32) {
-    const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
-    const unsigned a = __ballot_sync(kFullWarp, i < to && rank > last);
-    const unsigned e = __ballot_sync(kFullWarp, i < to && rank == last);
+  each([&](uint32_t r, int i) {
+    const unsigned a = __ballot_sync(kFullWarp, i < complete && r > last);
+    const unsigned e = __ballot_sync(kFullWarp, i < complete && r == last);
     const int my_above = above + __popc(a & below_me), my_equal = equal + __popc(e & below_me);
-    if (i < to && (rank > last || (rank == last && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
+    if (i < complete && (r > last || (r == last && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
     above += __popc(a), equal += __popc(e);
-  }
+  });
 }
 
 }  // namespace
