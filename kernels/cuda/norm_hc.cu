@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p) 
   for (int i = kKept * 256 + threadIdx.x; i < n; i += 256) put(i, x[i], w[i]);
 }
 
-// 16 kOutTiles elements of H and 8 kRowTiles rows a block. Few rows (kAhead above 0, up to 4 streams): two warps a
-// stream, one for each half of the rank; many rows: one warp a stream takes the halves in turn.
+// 16 kOutTiles elements of H and 8 kRowTiles rows a block; two warps a stream, one for each half of the rank. kAhead is
+// 0 for many rows.
 template <int kRowTiles, int kOutTiles, int kAhead>
-__global__ void __launch_bounds__(256) hc_up_kernel(HcMixParams p) {
+__global__ void __launch_bounds__(kRowTiles == 1 ? 512 : 256) hc_up_kernel(HcMixParams p) {
   extern __shared__ float gated[];  // [streams][8 kRowTiles][16 kOutTiles]
   constexpr int kWide = kTileOut * kOutTiles, kCells = 8 * kRowTiles * kWide;
   const int64_t first_h = int64_t{blockIdx.x} * kWide, first_row = int64_t{blockIdx.y} * 8 * kRowTiles;
@@ -56,17 +56,15 @@ __global__ void __launch_bounds__(256) hc_up_kernel(HcMixParams p) {
   const int64_t wide = p.streams * p.hidden, first_out = warp * p.hidden + first_h;
   const int units = static_cast<int>((p.rank + kUnit - 1) / kUnit), half = (units + 1) / 2;
   float acc[kOutTiles][kRowTiles][4] = {};
-  const auto place = [&](bool upper) {
-    return ChainPlace{static_cast<const __half*>(p.up),
-                      p.low,
-                      p.rank,
-                      first_out,
-                      (warp + 1) * p.hidden,
-                      first_row,
-                      p.rows,
-                      upper ? half : 0,
-                      upper ? units : half};
-  };
+  const ChainPlace place{static_cast<const __half*>(p.up),
+                         p.low,
+                         p.rank,
+                         first_out,
+                         (warp + 1) * p.hidden,
+                         first_row,
+                         p.rows,
+                         second ? half : 0,
+                         second ? units : half};
   float xn[kOutTiles][kRowTiles][4];
   const auto each = [&](auto fn) {  // fn(value of xn, of acc, row, element of H of this block)
 #pragma unroll
@@ -83,31 +81,19 @@ __global__ void __launch_bounds__(256) hc_up_kernel(HcMixParams p) {
     each([&](float& x, float, int row, int h) { x = p.normed[(first_row + row) * wide + first_out + h]; });
   };
   if constexpr (kAhead > 0) {
-    mma_chain_few<kRowTiles, kAhead>(place(second), acc, load);
-    if (second) each([&](float, float mix, int row, int h) { gated[warp * kCells + row * kWide + h] = mix; });
-    __syncthreads();
-    if (!second)
-      each([&](float x, float mix, int row, int h) {
-        float& to = gated[warp * kCells + row * kWide + h];
-        to = sigmoid(mix + to) * x;
-      });
+    mma_chain_few<kRowTiles, kAhead>(place, acc, load);
   } else {
     wait_previous();
-#pragma unroll 1
-    for (int upper = 0; upper < 2; ++upper) {
-      float part[kOutTiles][kRowTiles][4] = {};
-      mma_chain_many<kRowTiles, kOutTiles>(place(upper != 0), part);
-#pragma unroll
-      for (int o = 0; o < kOutTiles; ++o)
-#pragma unroll
-        for (int n = 0; n < kRowTiles; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) acc[o][n][i] = upper == 0 ? part[o][n][i] : acc[o][n][i] + part[o][n][i];
-    }
-    each([&](float, float mix, int row, int h) {
-      gated[warp * kCells + row * kWide + h] = sigmoid(mix) * p.normed[(first_row + row) * wide + first_out + h];
-    });
+    mma_chain_many<kRowTiles, kOutTiles>(place, acc);
+    load();
   }
+  if (second) each([&](float, float mix, int row, int h) { gated[warp * kCells + row * kWide + h] = mix; });
+  __syncthreads();
+  if (!second)
+    each([&](float x, float mix, int row, int h) {
+      float& to = gated[warp * kCells + row * kWide + h];
+      to = sigmoid(mix + to) * x;
+    });
   __syncthreads();
   for (int cell = threadIdx.x; cell < kCells; cell += blockDim.x) {
     const int64_t row = first_row + cell / kWide, h = first_h + cell % kWide;
@@ -175,12 +161,12 @@ void hc_down(const HcMixParams& p, cudaStream_t stream) {
 void hc_up(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
   if (p.rows == 0) return;
-  const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(32 * p.streams);
+  const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(64 * p.streams);
   const size_t cells = p.streams * 8 * kTileOut * sizeof(float);  // of one row tile and one output tile
-  if (p.rows <= 8 && p.streams <= 4)
-    launch("hc_up", hc_up_kernel<1, 1, 5>, tiles, 2 * threads, cells, stream, p);
-  else if (p.rows <= 16 && p.streams <= 4)
-    launch("hc_up", hc_up_kernel<2, 1, 5>, tiles, 2 * threads, 2 * cells, stream, p);
+  if (p.rows <= 8 || p.streams > 4)
+    launch("hc_up", hc_up_kernel<1, 1, 5>, dim3(tiles, blocks_of(p.rows, 8)), threads, cells, stream, p);
+  else if (p.rows <= 16)
+    launch("hc_up", hc_up_kernel<2, 1, 5>, tiles, threads, 2 * cells, stream, p);
   else
     launch("hc_up", hc_up_kernel<4, 2, 0>, dim3((tiles + 1) / 2, blocks_of(p.rows, 32)), threads, 8 * cells, stream, p);
 }

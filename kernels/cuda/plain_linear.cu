@@ -200,7 +200,7 @@ void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
     launch(name, plain_many_kernel, dim3(tiles_of(kManyOuts), blocks_of(p.rows, kManyRows)), 256, 0, stream, p,
            int64_t{blocks_of(p.matrix[0].out, kManyOuts)});
   else if (row_tiles(p.rows) == 8)
-    launch(name, plain_few_kernel<8, 2>, few, 256, 0, stream, p);
+    launch(name, plain_few_kernel<8, 1>, few, 256, 0, stream, p);
   else if (row_tiles(p.rows) == 2)
     launch(name, plain_few_kernel<2, 5>, few, 256, 0, stream, p);
   else if (p.slice_units <= 2)

@@ -109,21 +109,25 @@ __device__ __forceinline__ void mma_unit(const uint4 (&w)[kOutTiles][2], const f
 template <int kRowTiles, int kAhead, class Begin>
 __device__ __forceinline__ void mma_chain_few(const ChainPlace& place, float (&acc)[1][kRowTiles][4], Begin begin) {
   const ChainLane c(place);
-  constexpr int kGroup = kRowTiles == 1 ? (kAhead % 5 == 0 ? 5 : 2) : kRowTiles == 2 ? (kAhead % 5 == 0 ? 5 : 2) : 1;
+  constexpr int kGroup = kRowTiles == 1 ? kAhead : 1;  // units of rows loaded together
   uint4 w[kAhead][1][2];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) load_weights(c, place.from + i, w[i]);
   wait_previous();
   begin();
   for (int first = place.from; first < place.to;) {
+    float4 x[2][kGroup][kRowTiles][2];  // this group and the next
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) load_rows(c, first + i, x[0][i]);
 #pragma unroll
     for (int i0 = 0; i0 < kAhead; i0 += kGroup) {
-      float4 x[kGroup][kRowTiles][2];
+      const int now = i0 / kGroup % 2;
+      if (i0 + kGroup < kAhead)
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) load_rows(c, first + i0 + i, x[i]);
+        for (int i = 0; i < kGroup; ++i) load_rows(c, first + i0 + kGroup + i, x[1 - now][i]);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i)
-        if (first + i0 + i < place.to) mma_unit(w[i0 + i], x[i], acc);
+        if (first + i0 + i < place.to) mma_unit(w[i0 + i], x[now][i], acc);
     }
     first += kAhead;
     if (first < place.to)
