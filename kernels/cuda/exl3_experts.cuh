@@ -160,8 +160,8 @@ static_assert(kUnitTileBytes <= kUnitRingBytes);
 
 // z [count][128] of one matrix column in shared memory: chains of every split, added in ascending order.
 template <exl3::Codebook Book, int RowGroups>
-__device__ __forceinline__ void unit_columns(const Exl3Matrix& m, std::byte* shared, int64_t in, int64_t out, int block,
-                                             int splits, const uint16_t* x, int64_t stride, int rows) {
+__device__ __forceinline__ void unit_columns_of(const Exl3Matrix& m, std::byte* shared, int64_t in, int64_t out,
+                                                int block, int splits, const uint16_t* x, int64_t stride, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   std::byte* chunk = shared + kUnitRingBytes;
   clear_rows<RowGroups, kFewThreads>(chunk);
@@ -180,6 +180,16 @@ __device__ __forceinline__ void unit_columns(const Exl3Matrix& m, std::byte* sha
   __syncthreads();
 }
 
+template <exl3::Codebook Book>
+__device__ __forceinline__ void unit_columns(const Exl3Matrix& m, std::byte* shared, int64_t in, int64_t out, int block,
+                                             int splits, const uint16_t* x, int64_t stride, int rows) {
+  if (rows <= 8) {
+    unit_columns_of<Book, 1>(m, shared, in, out, block, splits, x, stride, rows);
+  } else {
+    unit_columns_of<Book, kUnitGroups>(m, shared, in, out, block, splits, x, stride, rows);
+  }
+}
+
 // Grid: (width/128, most units).
 template <exl3::Codebook Book>
 __global__ void __launch_bounds__(kFewThreads, 2) exl3_gate_up_many_kernel(const ExpertArgs a) {
@@ -192,8 +202,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_gate_up_many_kernel(const
   float* z = reinterpret_cast<float*>(shared + kUnitTileBytes);
   for (int projection = 0; projection < 2; ++projection) {
     const Exl3Matrix& m = projection == 0 ? e.gate : e.up;
-    unit_columns<Book, kUnitGroups>(m, shared + kUnitTileBytes, a.hidden, a.width, block, a.gate_splits,
-                                    (projection == 0 ? a.gate_xh : a.up_xh) + unit.begin * 16, a.pairs, unit.count);
+    unit_columns<Book>(m, shared + kUnitTileBytes, a.hidden, a.width, block, a.gate_splits,
+                       (projection == 0 ? a.gate_xh : a.up_xh) + unit.begin * 16, a.pairs, unit.count);
     for (int r = warp; r < unit.count; r += 8) {
       float4* at = reinterpret_cast<float4*>(gate + r * kColumnStride) + lane;
       const float4 y = output_block(*reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane),
@@ -217,8 +227,8 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_down_many_kernel(const Ex
   const ExpertUnit unit = a.units[blockIdx.y];
   const Exl3Matrix& m = a.table[unit.expert].down;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
-  unit_columns<Book, kUnitGroups>(m, shared, a.width, a.hidden, block, a.down_splits, a.down_xh + unit.begin * 16,
-                                  a.pairs, unit.count);
+  unit_columns<Book>(m, shared, a.width, a.hidden, block, a.down_splits, a.down_xh + unit.begin * 16, a.pairs,
+                     unit.count);
   const float* z = reinterpret_cast<const float*>(shared);
   for (int r = warp; r < unit.count; r += 8)
     *reinterpret_cast<float4*>(a.slots + a.order[unit.begin + r] * a.hidden + block * 128 + 4 * lane) =
