@@ -43,7 +43,7 @@ int parse_half_bits(const std::string& text, Codebook book) {
   }
   const int half = static_cast<int>(2 * bits);
   if (used != text.size() || half != 2 * bits || !fnx::exl3::width_supported(book, half))
-    throw Error(ErrorKind::Usage, "--bits: " + text + " is no width of " + codeplan_.bookname(book));
+    throw Error(ErrorKind::Usage, "--bits: " + text + " is no width of " + codebook_name(book));
   return half;
 }
 
@@ -69,7 +69,7 @@ struct Plan {
 Plan make_plan(const Options& options) {
   Plan plan;
   for (const Codebook c : {Codebook::ThreeInst, Codebook::Mcg, Codebook::Mul1})
-    if (options.codebook == codeplan_.bookname(c)) plan.book = c;
+    if (options.codebook == codebook_name(c)) plan.book = c;
   for (const std::string& m : split_list(options.matrices)) plan.matrices.push_back(parse_matrix(m));
   for (const std::string& b : split_list(options.bits)) plan.widths.push_back(parse_half_bits(b, plan.book));
   plan.rows = fnx::parse_list(options.rows);

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kRotateThreads) exl3_rotate_kernel(const Exl3R
 void rotate(const Exl3Rotate& p, cudaStream_t stream) {
   const int64_t warps = p.rows * (p.in / 128), per_block = kRotateThreads / 32;
   launch("exl3_rotate_kernel", exl3_rotate_kernel, dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)),
-         kRotateThreads, 0, true, stream, p);
+         kRotateThreads, 0, false, stream, p);
 }
 
 // Calls f.template operator()<Book, HalfBits>() for a supported pair.
