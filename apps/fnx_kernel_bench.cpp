@@ -59,6 +59,26 @@ Matrix parse_matrix(const std::string& text) {
   return m;
 }
 
+// What the command line asks for.
+struct Plan {
+  Codebook book = Codebook::Mul1;
+  std::vector<Matrix> matrices;
+  std::vector<int> widths;
+  std::vector<int64_t> rows;
+};
+Plan make_plan(const Options& options) {
+  Plan plan;
+  for (const Codebook c : {Codebook::ThreeInst, Codebook::Mcg, Codebook::Mul1})
+    if (options.codebook == codebook_name(c)) plan.book = c;
+  for (const std::string& m : split_list(options.matrices)) plan.matrices.push_back(parse_matrix(m));
+  for (const std::string& b : split_list(options.bits)) plan.widths.push_back(parse_half_bits(b, plan.book));
+  plan.rows = fnx::parse_list(options.rows);
+  if (plan.matrices.empty() || plan.widths.empty() || plan.rows.empty() ||
+      *std::min_element(plan.rows.begin(), plan.rows.end()) < 1)
+    throw Error(ErrorKind::Usage, "--matrices, --bits and --rows need at least one entry each, rows from 1 on");
+  return plan;
+}
+
 // Another implementation's times on an H200 in microseconds, at 3, 4, 5 and 6 bits; at 1 and at 16 rows.
 struct Peer {
   int64_t in, out;
@@ -75,10 +95,8 @@ constexpr Peer kPeers[] = {
 
 class Bench {
  public:
-  Bench(const Options& options, fnx::ToolRun& tool)
-      : options_(options), tool_(tool), bench_(KernelBench::open(options.device, options.repeat)) {
-    for (const Codebook c : {Codebook::ThreeInst, Codebook::Mcg, Codebook::Mul1})
-      if (options.codebook == codebook_name(c)) book_ = c;
+  Bench(const Options& options, fnx::ToolRun& tool) : options_(options), plan_(make_plan(options)), tool_(tool) {
+    bench_ = KernelBench::open(options.device, options.repeat);
     fnx::Receipt& receipt = tool.receipt();
     receipt.set_effective("device", bench_->device_name(), "device");
     receipt.set_effective("architecture", bench_->architecture(), "device");
@@ -90,23 +108,16 @@ class Bench {
   }
 
   void run() {
-    std::vector<Matrix> matrices;
-    for (const std::string& m : split_list(options_.matrices)) matrices.push_back(parse_matrix(m));
-    std::vector<int> widths;
-    for (const std::string& b : split_list(options_.bits)) widths.push_back(parse_half_bits(b, book_));
-    const std::vector<int64_t> rows = fnx::parse_list(options_.rows);
-    if (matrices.empty() || widths.empty() || rows.empty() || *std::min_element(rows.begin(), rows.end()) < 1)
-      throw Error(ErrorKind::Usage, "--matrices, --bits and --rows need at least one entry each, rows from 1 on");
     measure_ceilings();
     uint64_t done = 0;
-    const uint64_t total = matrices.size() * widths.size();
-    for (const Matrix& m : matrices)
-      for (const int half : widths) {
+    const uint64_t total = plan_.matrices.size() * plan_.widths.size();
+    for (const Matrix& m : plan_.matrices)
+      for (const int half : plan_.widths) {
         if (tool_.stopping()) return;
-        measure_linear(m, half, rows);
+        measure_linear(m, half, plan_.rows);
         tool_.progress("kernels", ++done, total);
       }
-    measure_experts(widths);
+    measure_experts(plan_.widths);
   }
 
  private:
@@ -129,9 +140,9 @@ class Bench {
     const double copy = s.bytes / add("ceiling/copy", "cold", s);
     // The floor of a decode takes the fastest width, so that it is a floor for all.
     for (const int half : {6, 8, 10, 12}) {
-      s = bench_->decode_ceiling(book_, half);
+      s = bench_->decode_ceiling(plan_.book, half);
       decode_ = std::max(decode_, s.values / add(fmt::format("ceiling/decode/{}", half / 2.0), "warm", s));
-      if (book_ != Codebook::Mul1) break;
+      if (plan_.book != Codebook::Mul1) break;
     }
     s = bench_->mma_ceiling();
     mma_ = s.flops / add("ceiling/mma", "warm", s);
@@ -158,11 +169,11 @@ class Bench {
     const std::string name = fmt::format("{}x{}", m.in, m.out);
     std::map<int64_t, double> times;
     for (const int64_t r : rows) {
-      const BenchSeries s = bench_->linear(m.in, m.out, book_, half, r, true, "auto");
+      const BenchSeries s = bench_->linear(m.in, m.out, plan_.book, half, r, true, "auto");
       times[r] = show(name, half, r, "cold", s);
       if (r == 1) {
-        show(name, half, r, "warm", bench_->linear(m.in, m.out, book_, half, r, false, "auto"));
-        if (book_ == Codebook::Mul1 && half >= 6 && half <= 12 && m.in * m.out >= 15'000'000)
+        show(name, half, r, "warm", bench_->linear(m.in, m.out, plan_.book, half, r, false, "auto"));
+        if (plan_.book == Codebook::Mul1 && half >= 6 && half <= 12 && m.in * m.out >= 15'000'000)
           gate("one_row_over_floor/" + name, half, times[r] / floor_us(s), "<=", m.out >= 100'000 ? 1.35 : 2, "ratio");
       }
       if (r == 4096 && m.in * m.out >= 15'000'000)
@@ -170,7 +181,7 @@ class Bench {
     }
     if (times.contains(1) && times.contains(16) && m.in * m.out >= 15'000'000)
       gate("sixteen_rows_over_one/" + name, half, times[16] / times[1], "<=", 1.3, "ratio");
-    if (book_ != Codebook::Mul1 || half % 2 || half < 6 || half > 12) return;
+    if (plan_.book != Codebook::Mul1 || half % 2 || half < 6 || half > 12) return;
     for (const Peer& p : kPeers)
       if (p.in == m.in && p.out == m.out) {
         if (times.contains(1)) card_gate("one_row/" + name, half, times[1], "<=", p.one[half / 2 - 3], "us");
@@ -182,7 +193,7 @@ class Bench {
     for (const int half : widths)
       for (const int64_t rows : {1, 4, 16, 64, 512}) {
         if (tool_.stopping()) return;
-        const BenchSeries s = bench_->experts(2560, 640, book_, half, 512, 10, rows, "auto");
+        const BenchSeries s = bench_->experts(2560, 640, plan_.book, half, 512, 10, rows, "auto");
         const double us = show("experts 10 of 512", half, rows, "cold", s);
         if (rows == 1 && (half == 6 || half == 8)) card_gate("ten_experts_one_row", half, us, "<=", 15, "us");
       }
@@ -206,9 +217,9 @@ class Bench {
   }
 
   const Options& options_;
+  const Plan plan_;
   fnx::ToolRun& tool_;
   std::unique_ptr<KernelBench> bench_;
-  Codebook book_ = Codebook::Mul1;
   double read_ = 0, decode_ = 0, mma_ = 0;  // bytes, values, operations a microsecond
 };
 

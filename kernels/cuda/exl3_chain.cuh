@@ -93,19 +93,26 @@ inline constexpr int kChunkTiles = RowGroups <= 2 ? 40 : 16;
 template <int RowGroups>
 inline constexpr int kChunkBytes = kChunkTiles<RowGroups>* RowGroups * 256;
 
+// Zeroes the rows that load_rows and rotate_rows leave alone.
+template <int RowGroups, int Threads>
+__device__ __forceinline__ void clear_rows(std::byte* shared) {
+  for (int i = threadIdx.x; i < kChunkBytes<RowGroups> / 16; i += Threads)
+    reinterpret_cast<uint4*>(shared)[i] = {0, 0, 0, 0};
+}
+
 // Copies rows of tiles [first, first + tiles) of a rotated array of `stride` rows into shared memory; rows from `rows`
-// on are zero.
+// on are left alone.
 template <int RowGroups, int Threads>
 __device__ __forceinline__ void load_rows(std::byte* shared, const uint16_t* xh, int64_t stride, int rows, int first,
                                           int tiles) {
-  constexpr int kPieces = RowGroups * 16;  // of 16 bytes a tile
-#pragma unroll 4
-  for (int i = threadIdx.x; i < tiles * kPieces; i += Threads) {
-    const int tile = i / kPieces, piece = i % kPieces;
-    uint4 v = {0, 0, 0, 0};
-    if (piece / 2 < rows)
-      v = *reinterpret_cast<const uint4*>(xh + ((first + tile) * stride + piece / 2) * 16 + piece % 2 * 8);
-    reinterpret_cast<uint4*>(shared)[i] = v;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int piece = lane; piece < RowGroups * 16; piece += 32) {  // of 16 bytes, two a row
+    if (piece >= 2 * rows) break;
+#pragma unroll 5
+    for (int tile = warp; tile < tiles; tile += Threads / 32)
+      reinterpret_cast<uint4*>(shared)[tile * RowGroups * 16 + piece] =
+          *reinterpret_cast<const uint4*>(xh + ((first + tile) * stride) * 16 + piece * 8);
   }
 }
 

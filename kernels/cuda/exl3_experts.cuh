@@ -86,9 +86,8 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block = blockIdx.x, blocks = gridDim.x, projection = blockIdx.y % 2, split = blockIdx.y / 2;
   const int64_t pair = blockIdx.z;
-  // Ids may come from the kernel before, and the next kernel reads them before it waits for this one.
+  // Ids may come from the kernel before; the next kernel, which let_next_start allows, reads them before it waits.
   wait_for_previous();
-  let_next_start();
   const Exl3Expert* expert = find_expert(a, a.ids[pair]);
   if (expert == nullptr) return;
   const Exl3Matrix m = projection == 0 ? expert->gate : expert->up;
@@ -96,12 +95,9 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   float acc[1][4] = {};
   expert_chain<Book, 1>(
       m, rings, rows, a.width, block, exl3_split_begin(a.hidden, a.gate_splits, split),
-      exl3_split_begin(a.hidden, a.gate_splits, split + 1), acc,
-      [&] {
-        for (int i = threadIdx.x; i < kChunkBytes<1> / 16; i += kFewThreads)
-          reinterpret_cast<uint4*>(rows)[i] = {0, 0, 0, 0};
-      },
+      exl3_split_begin(a.hidden, a.gate_splits, split + 1), acc, [&] { clear_rows<1, kFewThreads>(rows); },
       [&](int first, int tiles) { rotate_rows<kFewThreads>(rows, x, m.suh, a.hidden, 1, first, tiles); });
+  let_next_start();
   store_columns<1>(z, warp * 16, lane, 1, acc);
   __syncthreads();
   float* partial = a.gate_partials + (pair * blocks + block) * 2 * a.gate_splits * 128;
@@ -111,7 +107,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   if (!arrive_last(a.counters + pair * blocks + block, 2 * a.gate_splits) || warp >= 2) return;
   const Exl3Matrix& mine = warp == 0 ? expert->gate : expert->up;
   const float4 sum = sum_splits(partial + warp * a.gate_splits * 128 + 4 * lane, a.gate_splits, 128);
-  const float4 y = output_block(sum, mine.svh + block * 128, nullptr, lane);
+  const float4 y = output_block(sum, load_half4(mine.svh + block * 128 + 4 * lane), nullptr, lane);
   if (warp == 1) *reinterpret_cast<float4*>(z + 4 * lane) = y;
   asm volatile("bar.sync 1, 64;" ::: "memory");
   if (warp == 1) return;
@@ -134,7 +130,11 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   float acc[1][4] = {};
   expert_chain<Book, 1>(
       expert->down, rings, rows, a.hidden, block, exl3_split_begin(a.width, a.down_splits, split),
-      exl3_split_begin(a.width, a.down_splits, split + 1), acc, [] { wait_for_previous(); },
+      exl3_split_begin(a.width, a.down_splits, split + 1), acc,
+      [&] {
+        clear_rows<1, kFewThreads>(rows);
+        wait_for_previous();
+      },
       [&](int first, int tiles) { load_rows<1, kFewThreads>(rows, a.down_xh + pair * 16, a.pairs, 1, first, tiles); });
   store_columns<1>(z, warp * 16, lane, 1, acc);
   __syncthreads();
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   }
   if (warp == 0)
     *reinterpret_cast<float4*>(a.slots + pair * a.hidden + block * 128 + 4 * lane) =
-        output_block(sum, expert->down.svh + block * 128, nullptr, lane);
+        output_block(sum, load_half4(expert->down.svh + block * 128 + 4 * lane), nullptr, lane);
 }
 
 // Shared memory of the many-row kernels: z of the gate, rings, rows; z of a matrix replaces its rings when they are
@@ -160,13 +160,14 @@ static_assert(kUnitTileBytes <= kUnitRingBytes);
 
 // z [count][128] of one matrix column in shared memory: chains of every split, added in ascending order.
 template <exl3::Codebook Book, int RowGroups>
-__device__ __forceinline__ void unit_columns(const Exl3Matrix& m, std::byte* shared, int64_t in, int64_t out, int block,
-                                             int splits, const uint16_t* x, int64_t stride, int rows) {
+__device__ __forceinline__ void unit_columns_of(const Exl3Matrix& m, std::byte* shared, int64_t in, int64_t out,
+                                                int block, int splits, const uint16_t* x, int64_t stride, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  std::byte* chunk = shared + kUnitRingBytes;
+  clear_rows<RowGroups, kFewThreads>(chunk);
   float total[RowGroups][4];
   for (int s = 0; s < splits; ++s) {
     float acc[RowGroups][4] = {};
-    std::byte* chunk = shared + kUnitRingBytes;
     expert_chain<Book, RowGroups>(
         m, shared, chunk, out, block, exl3_split_begin(in, splits, s), exl3_split_begin(in, splits, s + 1), acc, [] {},
         [&](int first, int tiles) { load_rows<RowGroups, kFewThreads>(chunk, x, stride, rows, first, tiles); });
@@ -177,6 +178,16 @@ __device__ __forceinline__ void unit_columns(const Exl3Matrix& m, std::byte* sha
   }
   store_columns<RowGroups>(reinterpret_cast<float*>(shared), warp * 16, lane, rows, total);
   __syncthreads();
+}
+
+template <exl3::Codebook Book>
+__device__ __forceinline__ void unit_columns(const Exl3Matrix& m, std::byte* shared, int64_t in, int64_t out, int block,
+                                             int splits, const uint16_t* x, int64_t stride, int rows) {
+  if (rows <= 8) {
+    unit_columns_of<Book, 1>(m, shared, in, out, block, splits, x, stride, rows);
+  } else {
+    unit_columns_of<Book, kUnitGroups>(m, shared, in, out, block, splits, x, stride, rows);
+  }
 }
 
 // Grid: (width/128, most units).
@@ -191,12 +202,12 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_gate_up_many_kernel(const
   float* z = reinterpret_cast<float*>(shared + kUnitTileBytes);
   for (int projection = 0; projection < 2; ++projection) {
     const Exl3Matrix& m = projection == 0 ? e.gate : e.up;
-    unit_columns<Book, kUnitGroups>(m, shared + kUnitTileBytes, a.hidden, a.width, block, a.gate_splits,
-                                    (projection == 0 ? a.gate_xh : a.up_xh) + unit.begin * 16, a.pairs, unit.count);
+    unit_columns<Book>(m, shared + kUnitTileBytes, a.hidden, a.width, block, a.gate_splits,
+                       (projection == 0 ? a.gate_xh : a.up_xh) + unit.begin * 16, a.pairs, unit.count);
     for (int r = warp; r < unit.count; r += 8) {
       float4* at = reinterpret_cast<float4*>(gate + r * kColumnStride) + lane;
       const float4 y = output_block(*reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane),
-                                    m.svh + block * 128, nullptr, lane);
+                                    load_half4(m.svh + block * 128 + 4 * lane), nullptr, lane);
       if (projection == 0) {
         *at = y;
         continue;
@@ -216,12 +227,13 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_down_many_kernel(const Ex
   const ExpertUnit unit = a.units[blockIdx.y];
   const Exl3Matrix& m = a.table[unit.expert].down;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
-  unit_columns<Book, kUnitGroups>(m, shared, a.width, a.hidden, block, a.down_splits, a.down_xh + unit.begin * 16,
-                                  a.pairs, unit.count);
+  unit_columns<Book>(m, shared, a.width, a.hidden, block, a.down_splits, a.down_xh + unit.begin * 16, a.pairs,
+                     unit.count);
   const float* z = reinterpret_cast<const float*>(shared);
   for (int r = warp; r < unit.count; r += 8)
-    *reinterpret_cast<float4*>(a.slots + a.order[unit.begin + r] * a.hidden + block * 128 + 4 * lane) = output_block(
-        *reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane), m.svh + block * 128, nullptr, lane);
+    *reinterpret_cast<float4*>(a.slots + a.order[unit.begin + r] * a.hidden + block * 128 + 4 * lane) =
+        output_block(*reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane),
+                     load_half4(m.svh + block * 128 + 4 * lane), nullptr, lane);
 }
 
 // Launch the projections of one codebook; defined in the units exl3_experts_*.cu.

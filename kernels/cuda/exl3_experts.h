@@ -23,8 +23,8 @@ struct Exl3Expert {
   Exl3Matrix gate, up, down;  // [hidden -> width], [hidden -> width], [width -> hidden]
 };
 
-// Rows up to which each (row, slot) has blocks of its own.
-inline constexpr int kExl3FewPairs = 64;
+// (row, slot) pairs up to which each has blocks of its own.
+inline constexpr int kExl3FewPairs = 768;
 
 struct Exl3Experts {
   int64_t rows = 0, slots_per_row = 0, experts = 0;

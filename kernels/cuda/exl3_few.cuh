@@ -80,13 +80,9 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
   const int block = blockIdx.x, split = blockIdx.y;
   const int begin = exl3_split_begin(a.in, a.splits, split), end = exl3_split_begin(a.in, a.splits, split + 1);
   const int64_t tiles_n = a.out / 16;
-  let_next_start();
   Chain chain(rings + warp * Chain::kRingBytes, a.trellis + (begin * tiles_n + block * 8 + warp) * (8 * HalfBits),
               tiles_n, end - begin, lane);
-  if (RowGroups == 1 && a.x != nullptr) {
-    for (int i = threadIdx.x; i < kChunkBytes<RowGroups> / 16; i += kFewThreads)
-      reinterpret_cast<uint4*>(rows)[i] = {0, 0, 0, 0};
-  }
+  clear_rows<RowGroups, kFewThreads>(rows);
   wait_for_previous();
   float acc[RowGroups][4] = {};
   for (int t = begin; t < end; t += kTiles) {
@@ -100,6 +96,9 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
     __syncthreads();
     chain.run(rows, tiles, acc);
   }
+  // Earlier, blocks of the next kernel would take places unevenly while this one's still work.
+  let_next_start();
+  const float4 svh = load_half4(a.svh + block * 128 + 4 * lane);
   __syncthreads();
   float* z = reinterpret_cast<float*>(rows);
   store_columns<RowGroups>(z, warp * 16, lane, a.rows, acc);
@@ -114,7 +113,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
   for (int r = warp; r < a.rows; r += 8) {
     const float4 sum = a.splits > 1 ? sum_splits(partial + r * 128 + 4 * lane, a.splits, int64_t{a.rows} * 128)
                                     : *reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane);
-    const float4 y = output_block(sum, a.svh + block * 128, a.bias ? a.bias + block * 128 : nullptr, lane);
+    const float4 y = output_block(sum, svh, a.bias ? a.bias + block * 128 : nullptr, lane);
     store_output(a.y, a.bf16, r * a.out + block * 128 + 4 * lane, y);
   }
 }

@@ -73,9 +73,9 @@ __device__ __forceinline__ float4 rotate_block(float4 v, float4 suh, int lane) {
   return hadamard128(times(v, suh), lane);
 }
 
-// Output transform of one 128-block of z, stored at y[0 .. 3] of this lane.
-__device__ __forceinline__ float4 output_block(float4 z, const uint16_t* svh, const float* bias, int lane) {
-  const float4 y = times(hadamard128(z, lane), load_half4(svh + 4 * lane));
+// Output transform of one 128-block of z; svh is this lane's four, bias the block's 128 or null.
+__device__ __forceinline__ float4 output_block(float4 z, float4 svh, const float* bias, int lane) {
+  const float4 y = times(hadamard128(z, lane), svh);
   return bias == nullptr ? y : plus(y, *reinterpret_cast<const float4*>(bias + 4 * lane));
 }
 __device__ __forceinline__ void store_output(void* y, bool bf16, int64_t at, float4 v) {

@@ -15,7 +15,7 @@ namespace {
 // Most bytes of decoded weights at a time.
 constexpr int64_t kScratchBytes = 64 << 20;
 // Most 128-blocks of input, rows included, that a few-row block rotates itself.
-constexpr int64_t kInsideBlocks = 10;
+constexpr int64_t kInsideBlocks = 24;
 
 int64_t chunk_columns(int64_t in, int64_t out) {
   return std::min(out, std::max<int64_t>(128, kScratchBytes / (2 * in) / 128 * 128));
@@ -67,6 +67,7 @@ void check_linear(const Exl3Linear& p, const char* entry, int64_t most_rows, siz
 }
 
 __global__ void __launch_bounds__(kRotateThreads) exl3_rotate_kernel(const Exl3Rotate p) {
+  wait_for_previous();
   let_next_start();
   const int64_t blocks = p.in / 128, i = int64_t{blockIdx.x} * (kRotateThreads / 32) + threadIdx.x / 32;
   if (i >= p.rows * blocks) return;
@@ -155,7 +156,7 @@ void exl3_linear_few(const Exl3Linear& p, CudaStream stream) {
   auto* base = static_cast<std::byte*>(p.workspace);
   auto* xh = reinterpret_cast<uint16_t*>(base + at.rotated);
   // Rotating in every block costs less than a launch while the blocks of a split have few 128-blocks of input.
-  const bool inside = p.rows <= 8 && p.rows * (w.in / 128) <= kInsideBlocks * w.splits;
+  const bool inside = w.splits > 1 && p.rows <= 8 && p.rows * (w.in / 128) <= kInsideBlocks * w.splits;
   if (!inside) rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
   const FewArgs a{w.trellis,
                   inside ? p.x : nullptr,

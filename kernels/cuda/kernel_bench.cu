@@ -298,7 +298,7 @@ std::unique_ptr<KernelBench> KernelBench::open(int index, int repeat) {
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess || index < 0 || index >= count)
     throw Error(ErrorKind::Unsupported,
-                "no CUDA device " + std::to_string(index) + ": " +
+                "no cuda device " + std::to_string(index) + ": " +
                     (code != cudaSuccess ? cudaGetErrorString(code) : std::to_string(count) + " found"));
   return std::make_unique<CudaBench>(index, repeat);
 }

@@ -1,5 +1,5 @@
 // Compares every CUDA operation with the cpu backend's, checks that a row's bits are its own, and times the kernels.
-#include "cuda_ops_check.h"
+#include "ops_check.h"
 
 #include <algorithm>
 

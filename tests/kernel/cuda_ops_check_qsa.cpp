@@ -1,7 +1,7 @@
 // Sparse attention against the reference, chunks against the whole, and selection on exact scores with many ties.
 #include <algorithm>
 
-#include "cuda_ops_check.h"
+#include "ops_check.h"
 #include "kernels/cuda/qsa.h"
 
 namespace fnx::check {

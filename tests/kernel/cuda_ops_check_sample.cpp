@@ -1,7 +1,7 @@
 // Sampling against the reference: the same ids for every setting, ties, both zeros, NaN.
 #include <algorithm>
 
-#include "cuda_ops_check.h"
+#include "ops_check.h"
 #include "kernels/cuda/sample.h"
 
 namespace fnx::check {

@@ -1,7 +1,7 @@
 // Operations that carry a sequence's state: GDN and PLE. Whole prompts against the reference, chunks against the whole.
 #include <algorithm>
 
-#include "cuda_ops_check.h"
+#include "ops_check.h"
 #include "kernels/cuda/gdn.h"
 #include "kernels/cuda/ple.h"
 

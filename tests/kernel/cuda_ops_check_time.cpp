@@ -2,7 +2,7 @@
 // beside the time their bytes take at the copy rate of the same run.
 #include <algorithm>
 
-#include "cuda_ops_check.h"
+#include "ops_check.h"
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/gdn.h"
 #include "kernels/cuda/moe.h"
