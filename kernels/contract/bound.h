@@ -14,6 +14,9 @@ inline constexpr double kUnit = 0x1p-24;  // u: half an ulp of 1 in fp32
 // n roundings in a row, each relative to u: (1 + u)^n - 1 <= gamma_n.
 inline double gamma(double n) { return n * kUnit / (1.0 - n * kUnit); }
 
+// A bound that says: the element keeps what it held before the launch.
+inline constexpr double kUntouched = -1;
+
 // A number in fp64 and how far the kernel's number may lie from it. A bound of NaN allows every number.
 struct Bounded {
   double value = 0, error = 0;

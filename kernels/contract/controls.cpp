@@ -91,7 +91,8 @@ Control launch_control(std::string name, std::function<void(const Implementation
             faulty.launch = [launch, sound](Problem& problem) { launch(sound, problem); };
             return faulty;
           },
-          false};
+          false,
+          {}};
 }
 
 bool has_output(const Kernel& kernel, const std::function<bool(const Operand&)>& is) {
@@ -113,7 +114,8 @@ Control spoil_control(std::string name, int gate, std::function<void(const Probl
             };
             return faulty;
           },
-          false};
+          false,
+          {}};
 }
 
 Control tamper_control(std::string name, int gate, std::function<void(Problem&)> tamper) {
@@ -129,17 +131,23 @@ Control tamper_control(std::string name, int gate, std::function<void(Problem&)>
             };
             return faulty;
           },
-          false};
+          false,
+          {}};
 }
 
 Control host_control(std::string name, int gate, std::function<void(Problem&)> faulty) {
-  return {std::move(name), gate, [faulty](const Implementation&) { return Implementation{"host", faulty, {}}; }, true};
+  return {std::move(name), gate, [faulty](const Implementation&) { return Implementation{"host", faulty, {}}; }, true, {}};
 }
 
 std::vector<Control> all_controls(const Kernel& kernel) {
   std::vector<Control> list;
-  list.push_back({"a register too many", 1, {}, true});
-  list.push_back({"a missing symbol", 1, {}, true});
+  const auto measured_control = [&](const char* name, std::function<void(std::vector<SymbolResources>&)> measure) {
+    list.push_back({name, 1, {}, true, std::move(measure)});
+  };
+  measured_control("a register too many", [](auto& m) { ++m.back().registers; });
+  measured_control("a local spill", [](auto& m) { m.front().local_bytes += 8; });
+  measured_control("a symbol that is missing", [](auto& m) { m.pop_back(); });
+  measured_control("a symbol without a record", [](auto& m) { m.push_back({"unknown", 1, 32, 32, 0, 0, 0}); });
   if (has_output(kernel, [](const Operand& o) { return o.by_row; }))
     list.push_back(spoil_control("two rows swapped", 2, swap_rows));
   if (has_output(kernel, [](const Operand& o) { return o.by_row && o.row_bytes() >= 2 * dtype_size(o.dtype); }))
@@ -175,7 +183,8 @@ std::vector<Control> all_controls(const Kernel& kernel) {
                     };
                     return faulty;
                   },
-                  false});
+                  false,
+                  {}});
 
   list.push_back({"launches whatever it is given", 4,
                   [](const Implementation& sound) {
@@ -188,7 +197,8 @@ std::vector<Control> all_controls(const Kernel& kernel) {
                     };
                     return faulty;
                   },
-                  false});
+                  false,
+                  {}});
   list.push_back({"writes, then refuses", 4,
                   [](const Implementation& sound) {
                     Implementation faulty = sound;
@@ -198,7 +208,8 @@ std::vector<Control> all_controls(const Kernel& kernel) {
                     };
                     return faulty;
                   },
-                  false});
+                  false,
+                  {}});
   for (Control& own : kernel.controls()) list.push_back(std::move(own));
   return list;
 }
@@ -206,15 +217,15 @@ std::vector<Control> all_controls(const Kernel& kernel) {
 ControlResult run_control(const Kernel& kernel, const Control& control, const Implementation& sound,
                           const Deadline& deadline) {
   const Record& record = kernel.record();
-  const Cases cases{{kernel.shapes(Effort::Host).at(0)}, {std::begin(kAllKinds), std::end(kAllKinds)}};
+  const Cases cases{kernel.shapes(Effort::Host), {std::begin(kAllKinds), std::end(kAllKinds)}};
   GateResult result;
   Comparison total;
   if (control.gate == 1) {
     std::vector<SymbolResources> measured;
     for (const SymbolRecord& s : record.symbols)
-      measured.push_back({s.name, s.registers, s.threads, s.static_shared_bytes, s.local_bytes});
-    if (!measured.empty() && control.name == "a register too many") ++measured.back().registers;
-    if (!measured.empty() && control.name == "a missing symbol") measured.pop_back();
+      measured.push_back(
+          {s.name, s.registers, s.threads, s.threads, s.static_shared_bytes, s.dynamic_shared_bytes, s.local_bytes});
+    control.measure(measured);
     result = check_resources(record, measured);
   } else {
     const Implementation faulty = control.plant(sound);

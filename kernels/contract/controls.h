@@ -23,7 +23,7 @@ struct ControlResult {
   std::string detail;  // what the gate said
 };
 
-// Runs the control's gate on the first of the kernel's shapes with every kind of input.
+// Runs the control's gate on the kernel's host shapes with every kind of input.
 ControlResult run_control(const Kernel& kernel, const Control& control, const Implementation& sound,
                           const Deadline& deadline);
 

@@ -19,9 +19,9 @@ struct OperandRecord {
   std::string access;     // "read", "written", "read and written"
 };
 
-// What one device function may use at most.
+// What one device function may use at most, in all of its instantiations.
 struct SymbolRecord {
-  std::string name;
+  std::string name;  // without namespace and template arguments
   int threads = 0, registers = 0;
   int64_t static_shared_bytes = 0, dynamic_shared_bytes = 0, local_bytes = 0;
 };
@@ -62,19 +62,20 @@ struct Implementation {
   std::function<void(Problem&)> replay;   // the launch from a captured graph; empty where there are no graphs
 };
 
+// Measured on the device for one launch of one symbol.
+struct SymbolResources {
+  std::string name;  // as the device knows it, mangled
+  int registers = 0, max_threads = 0, threads = 0;
+  int64_t static_shared_bytes = 0, dynamic_shared_bytes = 0, local_bytes = 0;
+};
+
 // A planted fault; gate `gate` must fail on what `plant` makes of a sound implementation.
 struct Control {
   std::string name;
   int gate = 0;
   std::function<Implementation(const Implementation&)> plant;
   bool host_only = false;  // plants into the host implementation, whatever it is given
-};
-
-// Measured on the device for one symbol.
-struct SymbolResources {
-  std::string name;
-  int registers = 0, max_threads = 0;
-  int64_t static_shared_bytes = 0, local_bytes = 0;
+  std::function<void(std::vector<SymbolResources>&)> measure;  // of gate 1: changes what was measured
 };
 
 // Host shapes are few and small; device shapes cover the domain.
@@ -97,8 +98,8 @@ class Kernel {
   virtual void require(const Problem& problem) const = 0;
   // The host implementation, with the kernel's own sum order and rounding points.
   virtual void host(Problem& problem) const = 0;
-  // Whether the host implementation gives the device's bits.
-  virtual bool host_is_exact() const { return false; }
+  // Whether the host implementation gives the device's bits on such inputs.
+  virtual bool host_is_exact(Kind) const { return false; }
   virtual std::vector<Refusal> refusals() const = 0;
   virtual std::vector<Control> controls() const { return {}; }
 
@@ -108,12 +109,16 @@ class Kernel {
   // Whether windows follow one another and carry the state, as rows of a sequence do.
   virtual bool sequential() const { return false; }
   virtual Problem part(const Problem& whole, int64_t first, int64_t count) const { return window(whole, first, count); }
-  // Compares the launch with kernels/cpu on the same inputs; empty when it lies within the bound.
-  virtual std::string against_cpu(const Problem&) const { return ""; }
+  // The outputs as kernels/cpu computes them; false when it has no such operation. They, and the host implementation's,
+  // must lie within `expect_cpu`.
+  virtual bool cpu(Problem&) const { return false; }
+  virtual std::vector<Expectation> expect_cpu(const Problem& given, const Problem& done) const {
+    return expect(given, done);
+  }
 
   // The CUDA launch; both are empty in a build without it.
   virtual Implementation device() const { return {}; }
-  virtual std::vector<SymbolResources> resources() const { return {}; }
+  virtual std::vector<SymbolResources> resources(const Problem&) const { return {}; }
 
   // `require`, then `host`.
   Implementation host_implementation() const;

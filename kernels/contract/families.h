@@ -1,0 +1,17 @@
+// The entries of the registry, one function a family.
+#pragma once
+
+#include "kernels/contract/kernel.h"
+
+namespace fnx::contract {
+
+void add_exl3_linear(KernelList& list);
+void add_exl3_experts(KernelList& list);
+void add_moe(KernelList& list);     // router, swiglu, combine
+void add_dense(KernelList& list);   // embed, add, grouped norm, plain linear, HC
+void add_gdn(KernelList& list);
+void add_qsa(KernelList& list);
+void add_ple(KernelList& list);
+void add_sample(KernelList& list);
+
+}  // namespace fnx::contract
