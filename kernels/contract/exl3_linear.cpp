@@ -90,7 +90,7 @@ void require_matrix(const Problem& p) {
   const int64_t in = p.number("in"), out = p.number("out"), half_bits = p.number("half_bits");
   require_range("in", in, 128, 65536, 128);
   require_range("out", out, 128, 524288, 128);
-  require_range("splits", p.number("splits"), 1, in / 32);
+  require_range("splits", p.number("splits"), 1, std::min<int64_t>(32, in / 32));
   const auto codebook = static_cast<exl3::Codebook>(p.number("codebook"));
   if (!exl3::width_supported(codebook, static_cast<int>(half_bits)))
     refuse(std::string(exl3::codebook_name(codebook)) + " has no width of " + std::to_string(half_bits) + " half bits");
@@ -101,12 +101,13 @@ class LinearKernel : public Kernel {
   explicit LinearKernel(Path path) : path_(path) {
     record_.id = path == Path::Any ? "exl3_linear" : "exl3_linear_many";
     record_.operation = "linear";
-    if (path == Path::Any) record_.symbols.push_back({"few_kernel", 256, 255, 0, 99 * 1024, 0});
-    record_.symbols.push_back({"many_kernel", 256, 255, 0, 99 * 1024, 0});
+    if (path == Path::Any) record_.symbols.push_back({"exl3_few_kernel", 256, 64, 48 * 1024, 0, 0});
+    record_.symbols.push_back({"exl3_many_kernel", 256, 255, 0, kSharedLimit, 0});
+    record_.symbols.push_back({"exl3_rotate_kernel", 256, 64, 48 * 1024, 0, 0});
     record_.domain =
         "in a multiple of 128 to 65536, out a multiple of 128 to 524288, rows from 1; 1 to 8 bits, with mul1 also 1.5, 2.5 "
         "and 3.5; codebooks 3inst, mcg, mul1; y F32 or BF16";
-    record_.launch = "blocks by splits and groups of output tiles of the full shape; many rows: also by groups of rows";
+    record_.launch = "rotation: a warp a block of 128; few rows: out/128 x splits blocks; many rows: groups of rows x out/128 blocks";
     record_.operands = {{"x", "F32", "[rows, in]", 16, "read"},
                         {"trellis", "I16", "[in/16, out/16, 16 * bits]", 16, "read"},
                         {"suh", "F16", "[in]", 8, "read"},
