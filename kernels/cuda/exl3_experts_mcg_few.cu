@@ -1,0 +1,11 @@
+// Expert kernels of one codebook.
+#include "kernels/cuda/exl3_experts.cuh"
+
+namespace fnx::cuda {
+
+template <>
+void launch_experts_few<exl3::Codebook::Mcg>(const ExpertArgs& a, cudaStream_t stream) {
+  launch_experts_few_here<exl3::Codebook::Mcg>(a, stream);
+}
+
+}  // namespace fnx::cuda

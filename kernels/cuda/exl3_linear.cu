@@ -1,0 +1,169 @@
+// Checks, plans and launches of the EXL3 linear.
+#include "kernels/cuda/exl3_linear.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/exl3_few.cuh"
+#include "kernels/cuda/exl3_many.cuh"
+#include "kernels/cuda/exl3_plan.h"
+#include "kernels/cuda/exl3_rotate.cuh"
+
+namespace fnx::cuda {
+
+namespace {
+
+// Most bytes of decoded weights at a time.
+constexpr int64_t kScratchBytes = 64 << 20;
+
+int64_t chunk_columns(int64_t in, int64_t out) {
+  return std::min(out, std::max<int64_t>(128, kScratchBytes / (2 * in) / 128 * 128));
+}
+
+struct Workspace {
+  size_t counters = 0, rotated, scratch, bytes;  // offsets; scratch is partials or decoded weights
+};
+Workspace few_workspace(int64_t in, int64_t out, int splits, int64_t rows) {
+  Workspace w;
+  w.rotated = kCounterBytes;
+  w.scratch = w.rotated + aligned256(rows * in * 2);
+  w.bytes = w.scratch + (splits > 1 ? aligned256(rows * splits * out * 4) : 0);
+  return w;
+}
+Workspace many_workspace(int64_t in, int64_t out, int64_t rows) {
+  Workspace w;
+  w.rotated = kCounterBytes;
+  w.scratch = w.rotated + aligned256(rows * in * 2);
+  w.bytes = w.scratch + aligned256(in * chunk_columns(in, out) * 2);
+  return w;
+}
+
+std::string shape_text(const Exl3Weight& w) {
+  return "EXL3 linear " + std::to_string(w.in) + " x " + std::to_string(w.out) + ", " +
+         std::to_string(w.half_bits / 2.0).substr(0, 3) + " bits, " + exl3::codebook_name(w.codebook);
+}
+
+void check_weight(const Exl3Weight& w) {
+  if (w.in <= 0 || w.in % 128 != 0 || w.in > 65536 || w.out <= 0 || w.out % 128 != 0 || w.out > kMostColumns)
+    refuse(shape_text(w) + ": in and out must be multiples of 128, at most 65536 and " + std::to_string(kMostColumns));
+  if (!exl3::width_supported(w.codebook, w.half_bits)) refuse(shape_text(w) + ": the codebook has no such width");
+  if (w.splits < 1 || w.splits > std::min<int64_t>(kMostSplits, w.in / 32))
+    refuse(shape_text(w) + ": " + std::to_string(w.splits) + " splits");
+  check_aligned("trellis", w.trellis, 16), check_aligned("suh", w.suh, 8), check_aligned("svh", w.svh, 8);
+  if (w.bias != nullptr) check_aligned("bias", w.bias, 16);
+}
+
+void check_linear(const Exl3Linear& p, const char* entry, int64_t most_rows, size_t bytes) {
+  check_weight(p.weight);
+  if (p.rows < 1 || p.rows > most_rows)
+    refuse(std::string(entry) + " takes 1 to " + std::to_string(most_rows) + " rows, not " + std::to_string(p.rows));
+  if (p.y_dtype != DType::F32 && p.y_dtype != DType::BF16)
+    refuse(std::string(entry) + ": output of dtype " + dtype_name(p.y_dtype) + ", not F32 or BF16");
+  check_aligned("x", p.x, 16), check_aligned("y", p.y, 16), check_aligned("workspace", p.workspace, 256);
+  if (p.workspace_bytes < bytes)
+    refuse(std::string(entry) + ": workspace of " + std::to_string(p.workspace_bytes) + " bytes, " +
+           std::to_string(bytes) + " needed");
+}
+
+__global__ void __launch_bounds__(kRotateThreads) exl3_rotate_kernel(const Exl3Rotate p) {
+  let_next_start();
+  const int64_t blocks = p.in / 128, i = int64_t{blockIdx.x} * (kRotateThreads / 32) + threadIdx.x / 32;
+  if (i >= p.rows * blocks) return;
+  const int64_t row = i / blocks;
+  rotate_row_block(p.x, p.suh, p.xh, p.in, p.rows, row, row, i % blocks, threadIdx.x % 32);
+}
+
+void rotate(const Exl3Rotate& p, cudaStream_t stream) {
+  const int64_t warps = p.rows * (p.in / 128), per_block = kRotateThreads / 32;
+  launch("exl3_rotate_kernel", exl3_rotate_kernel, dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)),
+         kRotateThreads, 0, false, stream, p);
+}
+
+// Calls f.template operator()<Book, HalfBits>() for a supported pair.
+template <exl3::Codebook Book, class F>
+void with_book(int half_bits, F& f) {
+  switch (half_bits) {
+    case 2: return f.template operator()<Book, 2>();
+    case 4: return f.template operator()<Book, 4>();
+    case 6: return f.template operator()<Book, 6>();
+    case 8: return f.template operator()<Book, 8>();
+    case 10: return f.template operator()<Book, 10>();
+    case 12: return f.template operator()<Book, 12>();
+    case 14: return f.template operator()<Book, 14>();
+    case 16: return f.template operator()<Book, 16>();
+  }
+  if constexpr (Book == exl3::Codebook::Mul1) switch (half_bits) {
+      case 3: return f.template operator()<Book, 3>();
+      case 5: return f.template operator()<Book, 5>();
+      case 7: return f.template operator()<Book, 7>();
+    }
+}
+template <class F>
+void with_weight(const Exl3Weight& w, F f) {
+  switch (w.codebook) {
+    case exl3::Codebook::ThreeInst: return with_book<exl3::Codebook::ThreeInst>(w.half_bits, f);
+    case exl3::Codebook::Mcg: return with_book<exl3::Codebook::Mcg>(w.half_bits, f);
+    case exl3::Codebook::Mul1: return with_book<exl3::Codebook::Mul1>(w.half_bits, f);
+  }
+}
+
+void decode(const Exl3Weight& w, const DecodeArgs& a, cudaStream_t stream) {
+  with_weight(w, [&]<exl3::Codebook Book, int HalfBits>() { launch_decode<Book, HalfBits>(a, stream); });
+}
+
+}  // namespace
+
+int exl3_splits(int64_t in, int64_t out) { return plan_splits(in, out / 128); }
+
+size_t exl3_workspace_bytes(int64_t in, int64_t out, int splits, int64_t rows) {
+  return std::max(few_workspace(in, out, splits, std::min<int64_t>(rows, kExl3FewRows)).bytes,
+                  many_workspace(in, out, rows).bytes);
+}
+
+void exl3_rotate(const Exl3Rotate& p, CudaStream stream) {
+  if (p.rows < 1 || p.in <= 0 || p.in % 128 != 0)
+    refuse("EXL3 rotation of " + std::to_string(p.rows) + " rows of " + std::to_string(p.in) +
+           ": needs rows, and a multiple of 128 inputs");
+  check_aligned("x", p.x, 16), check_aligned("suh", p.suh, 8), check_aligned("xh", p.xh, 8);
+  rotate(p, stream);
+}
+
+void exl3_decode(const Exl3Weight& w, uint16_t* out, CudaStream stream) {
+  check_weight(w);
+  decode(w, {w.trellis, nullptr, out, w.in, w.out, 0, static_cast<int>(w.out / 16)}, stream);
+}
+
+void exl3_linear_few(const Exl3Linear& p, CudaStream stream) {
+  const Exl3Weight& w = p.weight;
+  const Workspace at = few_workspace(w.in, w.out, w.splits, p.rows);
+  check_linear(p, "exl3_linear_few", kExl3FewRows, at.bytes);
+  auto* base = static_cast<std::byte*>(p.workspace);
+  auto* xh = reinterpret_cast<uint16_t*>(base + at.rotated);
+  rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
+  const FewArgs a{w.trellis, xh, w.svh, w.bias, p.y, reinterpret_cast<float*>(base + at.scratch),
+                  reinterpret_cast<uint32_t*>(base), w.in, w.out, static_cast<int>(p.rows), w.splits,
+                  p.y_dtype == DType::BF16};
+  with_weight(w, [&]<exl3::Codebook Book, int HalfBits>() { launch_few<Book, HalfBits>(a, stream); });
+}
+
+void exl3_linear_many(const Exl3Linear& p, CudaStream stream) {
+  const Exl3Weight& w = p.weight;
+  const Workspace at = many_workspace(w.in, w.out, p.rows);
+  check_linear(p, "exl3_linear_many", int64_t{1} << 24, at.bytes);
+  auto* base = static_cast<std::byte*>(p.workspace);
+  auto* xh = reinterpret_cast<uint16_t*>(base + at.rotated);
+  auto* weights = reinterpret_cast<uint16_t*>(base + at.scratch);
+  rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
+  const int64_t chunk = chunk_columns(w.in, w.out);
+  for (int64_t column = 0; column < w.out; column += chunk) {
+    const int first = static_cast<int>(column / 16), count = static_cast<int>(std::min(chunk, w.out - column) / 16);
+    decode(w, {w.trellis, weights, nullptr, w.in, w.out, first, count}, stream);
+    launch_many({weights, xh, w.svh, w.bias, p.y, w.in, w.out, p.rows, first, count, w.splits, p.y_dtype == DType::BF16},
+                stream);
+  }
+}
+
+void exl3_linear(const Exl3Linear& p, CudaStream stream) {
+  p.rows <= kExl3FewRows ? exl3_linear_few(p, stream) : exl3_linear_many(p, stream);
+}
+
+}  // namespace fnx::cuda
