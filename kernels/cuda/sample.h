@@ -15,7 +15,7 @@ struct SampleRow {
   int64_t position = 0;
 };
 
-// Domain: 1 <= valid <= V < 2^31, R <= 4096. A row whose weights are not finite numbers draws its highest-ranked id.
+// Domain: 1 <= valid <= V < 2^31, R < 65536. A row whose weights are not finite numbers draws its highest-ranked id.
 struct SampleLaunch {
   const float* logits = nullptr;    // [R, V]
   const SampleRow* rows = nullptr;  // [R]

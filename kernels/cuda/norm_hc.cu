@@ -1,0 +1,154 @@
+#include "kernels/cuda/norm_hc.h"
+
+#include "kernels/cuda/plain_mma.cuh"
+
+namespace fnx::cuda {
+
+namespace {
+
+// One block a group of a row. Up to four float4 a thread stay in registers; a longer group is read again.
+__global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p) {
+  constexpr int kKept = 4;
+  __shared__ float sums[8];
+  const int64_t at = int64_t{blockIdx.x} * p.group;
+  const float4* x = reinterpret_cast<const float4*>(p.x + at);
+  const float4* w = reinterpret_cast<const float4*>(p.weight + blockIdx.x % p.groups * p.group);
+  float4* out = reinterpret_cast<float4*>(p.out + at);
+  const int n = static_cast<int>(p.group / 4);
+  float4 v[kKept], wv[kKept];
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    const int i = j * 256 + threadIdx.x;
+    v[j] = i < n ? x[i] : make_float4(0, 0, 0, 0);
+    wv[j] = i < n ? __ldg(w + i) : v[j];
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) sum = dot4(v[j], v[j], sum);
+  for (int i = kKept * 256 + threadIdx.x; i < n; i += 256) sum = dot4(x[i], x[i], sum);
+  const float mean = block_sum<8>(sum, sums) / static_cast<float>(p.group);
+  const float scale = 1.0f / sqrtf(mean + p.eps);
+  const auto put = [&](int i, float4 a, float4 b) {
+    out[i] = make_float4(a.x * scale * (1.0f + b.x), a.y * scale * (1.0f + b.y), a.z * scale * (1.0f + b.z),
+                         a.w * scale * (1.0f + b.w));
+  };
+#pragma unroll
+  for (int j = 0; j < kKept; ++j)
+    if (j * 256 + threadIdx.x < n) put(j * 256 + threadIdx.x, v[j], wv[j]);
+  for (int i = kKept * 256 + threadIdx.x; i < n; i += 256) put(i, x[i], w[i]);
+}
+
+// One warp a stream, 16 elements of H and 8 kRowTiles rows a block.
+template <int kRowTiles>
+__global__ void __launch_bounds__(256) hc_up_kernel(HcMixParams p) {
+  extern __shared__ float gated[];  // [streams][8 kRowTiles][16]
+  constexpr int kCells = 8 * kRowTiles * kTileOut;
+  const int64_t first_h = int64_t{blockIdx.x} * kTileOut, first_row = int64_t{blockIdx.y} * 8 * kRowTiles;
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int64_t wide = p.streams * p.hidden, first_out = warp * p.hidden + first_h;
+  float acc[kRowTiles][4] = {};
+  mma_chain<kRowTiles>(static_cast<const __half*>(p.up), p.rank, first_out, wide, p.low, first_row, p.rows, 0,
+                       static_cast<int>((p.rank + kUnit - 1) / kUnit), acc);
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 8 * n + 2 * t + i % 2, h = g + i / 2 * 8;
+      if (first_row + row >= p.rows) continue;
+      const float xn = p.normed[(first_row + row) * wide + first_out + h];
+      gated[warp * kCells + row * kTileOut + h] = sigmoid(acc[n][i]) * xn;
+    }
+  __syncthreads();
+  for (int cell = threadIdx.x; cell < kCells; cell += blockDim.x) {
+    const int64_t row = first_row + cell / kTileOut;
+    if (row >= p.rows) break;
+    float sum = gated[cell];
+    for (int s = 1; s < p.streams; ++s) sum += gated[s * kCells + cell];
+    p.u[row * p.hidden + first_h + cell % kTileOut] = sum / static_cast<float>(p.streams);
+  }
+}
+
+__global__ void __launch_bounds__(256) hc_inject_kernel(HcInjectParams p) {
+  const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (i >= p.rows * p.streams * quads) return;
+  const int64_t site = i / quads, row = site / p.streams;
+  const float g = p.inj[site];
+  const float4 y = reinterpret_cast<const float4*>(p.y)[row * quads + i % quads];
+  float4& to = reinterpret_cast<float4*>(p.stack)[i];
+  to = make_float4(fmaf(g, y.x, to.x), fmaf(g, y.y, to.y), fmaf(g, y.z, to.z), fmaf(g, y.w, to.w));
+}
+
+void check_hc(const HcMixParams& p) {
+  require(p.streams >= 2 && p.streams <= 8 && p.hidden > 0 && p.hidden % 16 == 0 && p.rank > 0 && p.rank % 8 == 0 &&
+              p.rows >= 0,
+          "hc_mix", "2 to 8 streams, H a multiple of 16, rank a multiple of 8 (streams, H, rank, rows)",
+          {p.streams, p.hidden, p.rank, p.rows});
+  require(aligned16({p.stack, p.norm_weight, p.down, p.up, p.inject, p.normed, p.low}), "hc_mix",
+          "16-byte alignment (streams, H, rank)", {p.streams, p.hidden, p.rank});
+}
+
+}  // namespace
+
+void grouped_norm(const GroupedNormParams& p, cudaStream_t stream) {
+  require(p.group > 0 && p.group % 4 == 0 && p.groups > 0 && p.rows >= 0 && aligned16({p.x, p.weight, p.out}),
+          "grouped_norm", "groups of a multiple of 4 elements, 16-byte alignment (group, groups, rows)",
+          {p.group, p.groups, p.rows});
+  if (p.rows == 0) return;
+  grouped_norm_kernel<<<static_cast<unsigned>(p.rows * p.groups), 256, 0, stream>>>(p);
+  check_launched("grouped_norm");
+}
+
+int64_t hc_counters(int64_t streams, int64_t hidden, int64_t rank) {
+  return plain_counters(streams * hidden, rank) + plain_counters(streams * hidden, streams);
+}
+
+int64_t hc_partials(int64_t rows, int64_t streams, int64_t hidden, int64_t rank) {
+  return plain_partials(rows, streams * hidden, rank) / plain_counters(streams * hidden, rank) *
+         hc_counters(streams, hidden, rank);
+}
+
+void hc_down(const HcMixParams& p, cudaStream_t stream) {
+  check_hc(p);
+  const int64_t wide = p.streams * p.hidden;
+  const PlainPlan plan = plain_plan(wide, p.rank);  // inject is summed by the plan of down
+  PlainLaunch l;
+  l.matrix[0] = {static_cast<const __half*>(p.down), nullptr, p.low, p.rank, Finish::SiluMean};
+  l.matrix[1] = {static_cast<const __half*>(p.inject), nullptr, p.inj, p.streams, Finish::InjectMean};
+  l.tiles = plain_counters(wide, p.rank);
+  l.x = p.normed, l.rows = p.rows, l.in = wide, l.streams = static_cast<float>(p.streams);
+  l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
+  l.splits = static_cast<int>(plan.splits);
+  l.partials = p.work.partials, l.counters = p.work.counters;
+  launch_plain(l, "hc_down", stream);
+}
+
+void hc_up(const HcMixParams& p, cudaStream_t stream) {
+  check_hc(p);
+  if (p.rows == 0) return;
+  const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(32 * p.streams);
+  const size_t shared = threads / 32 * 8 * kTileOut * sizeof(float);  // of one row tile
+  if (p.rows <= 8)
+    hc_up_kernel<1><<<dim3(tiles, 1), threads, shared, stream>>>(p);
+  else if (p.rows <= 16)
+    hc_up_kernel<2><<<dim3(tiles, 1), threads, 2 * shared, stream>>>(p);
+  else
+    hc_up_kernel<8><<<dim3(tiles, blocks_of(p.rows, 64)), threads, 8 * shared, stream>>>(p);
+  check_launched("hc_up");
+}
+
+void hc_mix(const HcMixParams& p, cudaStream_t stream) {
+  check_hc(p);
+  grouped_norm({p.stack, p.norm_weight, p.normed, p.rows, p.streams, p.hidden, p.eps}, stream);
+  hc_down(p, stream);
+  hc_up(p, stream);
+}
+
+void hc_inject(const HcInjectParams& p, cudaStream_t stream) {
+  require(p.hidden % 4 == 0 && p.streams > 0 && p.rows >= 0 && aligned16({p.y, p.stack}), "hc_inject",
+          "H a multiple of 4 and 16-byte alignment (H, streams, rows)", {p.hidden, p.streams, p.rows});
+  if (p.rows == 0) return;
+  hc_inject_kernel<<<blocks_of(p.rows * p.streams * p.hidden / 4, 256), 256, 0, stream>>>(p);
+  check_launched("hc_inject");
+}
+
+}  // namespace fnx::cuda

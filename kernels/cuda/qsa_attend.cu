@@ -1,0 +1,386 @@
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/qsa_device.cuh"
+
+namespace fnx::cuda {
+
+namespace {
+
+constexpr int kThreads = 128, kSplit = 3;  // kSplit: bf16 numbers of an fp32 one
+constexpr int kStride = kHeadDim + 8;      // of a row in shared memory: rows start 16 bytes apart modulo 128
+constexpr int kWeightStride = kPartKeys + 8, kScoreStride = kPartKeys + 4;
+constexpr float kScale = 0.0625f;  // 1 / sqrt(256)
+
+struct Tile {
+  __nv_bfloat16 values[kPartKeys][kStride];
+  union {
+    __nv_bfloat16 keys[kPartKeys][kStride];
+    __nv_bfloat16 weights[kSplit][kMostGroup][kWeightStride];  // once the keys are used up
+  };
+  __nv_bfloat16 query[kSplit][kMostGroup][kStride];
+  float scores[kMostGroup][kScoreStride];
+  float highest[kMostGroup], total[kMostGroup];
+  int64_t place[kPartKeys];  // of the part's keys among all pages; -1 beyond the list
+};
+
+// A row's key list: selected blocks, then the tail.
+struct KeyList {
+  int slot = 0, chosen = 0, tail = 0, count = 0;
+  const int32_t* selected = nullptr;
+};
+
+__device__ __forceinline__ KeyList key_list(const QsaAttendParams& p, int r) {
+  const LaneRow l = find_lane(p.shape.lanes, r);
+  const int ratio = static_cast<int>(p.shape.ratio), position = l.start + r - l.first_row;
+  const int complete = (position + 1) / ratio;
+  KeyList k;
+  k.slot = l.slot;
+  k.chosen = min(static_cast<int>(p.shape.blocks), complete) * ratio;
+  k.tail = complete * ratio;
+  k.count = l.slot < 0 ? 0 : k.chosen + (position + 1) % ratio;
+  k.selected = p.selected + r * p.shape.blocks;
+  return k;
+}
+
+__device__ __forceinline__ int64_t key_place(const QsaShape& s, const KeyList& k, int i) {
+  if (i >= k.count) return -1;
+  const int ratio = static_cast<int>(s.ratio);
+  return token_place(s, k.slot, i < k.chosen ? k.selected[i / ratio] * ratio + i % ratio : k.tail + i - k.chosen);
+}
+
+// The running (max, sum, values) of a head and its merge with the next part's.
+struct Running {
+  float highest = 0, total = 0;
+  // Returns the factors of what was and of what comes.
+  __device__ float2 merge(float m, float l, bool first) {
+    if (first) {
+      highest = m, total = l;
+      return make_float2(0, 1);
+    }
+    const float top = fmaxf(highest, m), a = expf(highest - top), b = expf(m - top);
+    highest = top;
+    total = __fmaf_rn(total, a, __fmul_rn(l, b));
+    return make_float2(a, b);
+  }
+};
+__device__ __forceinline__ float merged(float was, float part, float2 f, bool first) {
+  return first ? part : __fmaf_rn(was, f.x, __fmul_rn(part, f.y));
+}
+__device__ __forceinline__ float gated(float sum, float total, float gate) {
+  return __fmul_rn(__fdiv_rn(sum, total), sigmoid(gate));
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void copy16(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0));
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(shared_address(from)));
+}
+__device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(shared_address(from)));
+}
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void split3(float x, __nv_bfloat16* to, int stride) {
+#pragma unroll
+  for (int i = 0; i < kSplit; ++i) {
+    const __nv_bfloat16 b = __float2bfloat16_rn(x);
+    to[i * stride] = b;
+    x -= __bfloat162float(b);
+  }
+}
+
+__device__ void load_query(const QsaAttendParams& p, Tile& tile, int r, int kv) {
+  const int group = static_cast<int>(p.shape.heads / p.shape.kv_heads);
+  const float* q = p.query_gate + (int64_t{r} * p.shape.heads + kv * group) * 2 * kHeadDim;
+  for (int i = threadIdx.x; i < kMostGroup * kHeadDim; i += kThreads) {
+    const int head = i / kHeadDim, d = i % kHeadDim;
+    split3(head < group ? q[head * 2 * kHeadDim + d] : 0.0f, &tile.query[0][head][d], kMostGroup * kStride);
+  }
+}
+
+// Begins the copies of a part's keys and values, as two groups.
+__device__ void load_part(const QsaAttendParams& p, Tile& tile, const KeyList& list, int kv, int part) {
+  if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = key_place(p.shape, list, part * kPartKeys + threadIdx.x);
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  for (int which = 0; which < 2; ++which) {
+    const auto* pages = static_cast<const __nv_bfloat16*>(which == 0 ? p.cache.keys : p.cache.values);
+    for (int i = threadIdx.x / 32; i < kPartKeys; i += kThreads / 32) {
+      const int64_t place = tile.place[i];
+      copy16((which == 0 ? tile.keys[i] : tile.values[i]) + lane * 8,
+             pages + (max(place, int64_t{0}) * p.shape.kv_heads + kv) * kHeadDim + lane * 8, place >= 0);
+    }
+    asm volatile("cp.async.commit_group;");
+  }
+}
+
+// One part: its maxima and totals to the tile, its weighted values to sum. Warp w has keys 16 w .. 16 w + 15 of the
+// scores and dims 64 w .. 64 w + 63 of the values; sum[n]: heads (g, g, g + 8, g + 8), dims 64 w + 8 n + 2 t (+ 1).
+__device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  asm volatile("cp.async.wait_group 1;");
+  __syncthreads();
+  float score[2][4] = {};
+#pragma unroll 4
+  for (int k = 0; k < kHeadDim; k += 16) {
+    uint32_t b[4], a[4];
+    load_matrices(b, &tile.keys[16 * warp + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+#pragma unroll
+    for (int i = 0; i < kSplit; ++i) {
+      load_matrices(a, &tile.query[i][lane % 16][k + lane / 16 * 8]);
+      mma_bf16(score[0], a, b[0], b[1]);
+      mma_bf16(score[1], a, b[2], b[3]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 16 * warp + 8 * n + 2 * t + i % 2;
+      tile.scores[g + i / 2 * 8][key] = tile.place[key] < 0 ? -INFINITY : score[n][i] * kScale;
+    }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int head = 4 * warp + i;
+    const float s0 = tile.scores[head][lane], s1 = tile.scores[head][lane + 32];
+    float m = fmaxf(s0, s1);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, d));
+    const float p0 = expf(s0 - m), p1 = expf(s1 - m);
+    const float total = warp_sum(p0 + p1);
+    split3(p0, &tile.weights[0][head][lane], kMostGroup * kWeightStride);
+    split3(p1, &tile.weights[0][head][lane + 32], kMostGroup * kWeightStride);
+    if (lane == 0) tile.highest[head] = m, tile.total[head] = total;
+  }
+  asm volatile("cp.async.wait_group 0;");
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[n][i] = 0;
+#pragma unroll
+  for (int k = 0; k < kPartKeys; k += 16) {
+    uint32_t a[kSplit][4];
+#pragma unroll
+    for (int i = 0; i < kSplit; ++i) load_matrices(a[i], &tile.weights[i][lane % 16][k + lane / 16 * 8]);
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      uint32_t b[4];
+      load_matrices_t(b, &tile.values[k + lane / 8 % 2 * 8 + lane % 8][64 * warp + 8 * n + lane / 16 * 8]);
+#pragma unroll
+      for (int i = 0; i < kSplit; ++i) {
+        mma_bf16(sum[n], a[i], b[0], b[1]);
+        mma_bf16(sum[n + 1], a[i], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Partials of (row, kv, part): highest [group], total [group], values [group][256].
+__device__ __forceinline__ float* part_of(const QsaAttendParams& p, int64_t row, int kv, int part, int parts) {
+  const int64_t group = p.shape.heads / p.shape.kv_heads;
+  return p.partials + ((row * p.shape.kv_heads + kv) * parts + part) * group * (kHeadDim + 2);
+}
+
+// blockIdx: part, KV head, row.
+__global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Tile& tile = *reinterpret_cast<Tile*>(memory);
+  const int part = blockIdx.x, kv = blockIdx.y, r = blockIdx.z;
+  const KeyList list = key_list(p, r);
+  if (part * kPartKeys >= list.count) return;
+  load_part(p, tile, list, kv, part);
+  load_query(p, tile, r, kv);
+  float sum[8][4];
+  attend_part(tile, sum);
+  const int group = static_cast<int>(p.shape.heads / p.shape.kv_heads);
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  float* to = part_of(p, r, kv, part, gridDim.x);
+  if (threadIdx.x < group)
+    to[threadIdx.x] = tile.highest[threadIdx.x], to[group + threadIdx.x] = tile.total[threadIdx.x];
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (g + 8 * i < group)
+        *reinterpret_cast<float2*>(to + 2 * group + (g + 8 * i) * kHeadDim + 64 * warp + 8 * n + 2 * t) =
+            make_float2(sum[n][2 * i], sum[n][2 * i + 1]);
+}
+
+// One block a head of a row, one thread a dim: merges the parts in ascending order.
+__global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p, int parts) {
+  const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
+  const int r = blockIdx.x / heads, head = blockIdx.x % heads, g = head % group, d = threadIdx.x;
+  const int used = (key_list(p, r).count + kPartKeys - 1) / kPartKeys;
+  if (used == 0) return;
+  const float* from = part_of(p, r, head / group, 0, parts);
+  const int64_t step = int64_t{group} * (kHeadDim + 2);
+  Running run;
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < used; ++i, from += step) {
+    const float2 f = run.merge(from[g], from[group + g], i == 0);
+    sum = merged(sum, from[2 * group + g * kHeadDim + d], f, i == 0);
+  }
+  const int64_t at = int64_t{r} * heads + head;
+  p.out[at * kHeadDim + d] = gated(sum, run.total, p.query_gate[(2 * at + 1) * kHeadDim + d]);
+}
+
+// blockIdx: KV head, row. The same parts, one after another.
+__global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Tile& tile = *reinterpret_cast<Tile*>(memory);
+  const int kv = blockIdx.x, r = blockIdx.y;
+  const KeyList list = key_list(p, r);
+  if (list.count == 0) return;
+  load_query(p, tile, r, kv);
+  const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  float sum[8][4], total[8][4];
+  Running run[2];
+  for (int part = 0; part * kPartKeys < list.count; ++part) {
+    load_part(p, tile, list, kv, part);
+    attend_part(tile, sum);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 f = run[i].merge(tile.highest[g + 8 * i], tile.total[g + 8 * i], part == 0);
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int j = 2 * i; j < 2 * i + 2; ++j) total[n][j] = merged(total[n][j], sum[n][j], f, part == 0);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (g + 8 * i >= group) continue;
+    const int64_t at = int64_t{r} * heads + kv * group + g + 8 * i;
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int d = 64 * warp + 8 * n + 2 * t + j;
+        p.out[at * kHeadDim + d] = gated(total[n][2 * i + j], run[i].total, p.query_gate[(2 * at + 1) * kHeadDim + d]);
+      }
+  }
+}
+
+// F32 pages: one block a KV head of a row, one thread a dim of the values.
+__global__ void __launch_bounds__(kHeadDim) attend_f32_kernel(QsaAttendParams p) {
+  __shared__ float query[kMostGroup][kHeadDim], scores[kMostGroup][kPartKeys], highest[kMostGroup], totals[kMostGroup];
+  __shared__ int64_t place[kPartKeys];
+  const int kv = blockIdx.x, r = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = threadIdx.x;
+  const KeyList list = key_list(p, r);
+  if (list.count == 0) return;
+  const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
+  const int64_t first = int64_t{r} * heads + kv * group;
+  for (int h = 0; h < group; ++h) query[h][d] = p.query_gate[(first + h) * 2 * kHeadDim + d];
+  float sum[kMostGroup] = {};
+  Running run[kMostGroup];
+  for (int part = 0; part * kPartKeys < list.count; ++part) {
+    __syncthreads();
+    if (d < kPartKeys) place[d] = key_place(p.shape, list, part * kPartKeys + d);
+    __syncthreads();
+    for (int i = warp; i < kPartKeys; i += kHeadDim / 32) {
+      float k[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        k[j] = place[i] < 0 ? 0.0f
+                            : static_cast<const float*>(
+                                  p.cache.keys)[(place[i] * p.shape.kv_heads + kv) * kHeadDim + j * 32 + lane];
+      for (int h = 0; h < group; ++h) {
+        float dot = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) dot = fmaf(query[h][j * 32 + lane], k[j], dot);
+        dot = warp_sum(dot);
+        if (lane == 0) scores[h][i] = place[i] < 0 ? -INFINITY : dot * kScale;
+      }
+    }
+    __syncthreads();
+    for (int h = warp; h < group; h += kHeadDim / 32) {
+      const float s0 = scores[h][lane], s1 = scores[h][lane + 32];
+      float m = fmaxf(s0, s1);
+#pragma unroll
+      for (int w = 16; w > 0; w /= 2) m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, w));
+      scores[h][lane] = expf(s0 - m), scores[h][lane + 32] = expf(s1 - m);
+      const float total = warp_sum(scores[h][lane] + scores[h][lane + 32]);
+      if (lane == 0) highest[h] = m, totals[h] = total;
+    }
+    __syncthreads();
+    float weighted[kMostGroup] = {};
+    for (int i = 0; i < kPartKeys && place[i] >= 0; ++i) {
+      const float v = static_cast<const float*>(p.cache.values)[(place[i] * p.shape.kv_heads + kv) * kHeadDim + d];
+#pragma unroll
+      for (int h = 0; h < kMostGroup; ++h)
+        if (h < group) weighted[h] = fmaf(scores[h][i], v, weighted[h]);
+    }
+#pragma unroll
+    for (int h = 0; h < kMostGroup; ++h)
+      if (h < group) {
+        const float2 f = run[h].merge(highest[h], totals[h], part == 0);
+        sum[h] = merged(sum[h], weighted[h], f, part == 0);
+      }
+  }
+#pragma unroll
+  for (int h = 0; h < kMostGroup; ++h)
+    if (h < group)
+      p.out[(first + h) * kHeadDim + d] =
+          gated(sum[h], run[h].total, p.query_gate[(2 * (first + h) + 1) * kHeadDim + d]);
+}
+
+// An attribute of the current device, so it is set at every launch.
+void allow_tile(void (*kernel)(QsaAttendParams)) {
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tile));
+  require(e == cudaSuccess, "qsa_attend", "this much shared memory a block (bytes)", {sizeof(Tile)});
+}
+
+int64_t most_parts(const QsaShape& s) { return (s.blocks * s.ratio + s.ratio - 1 + kPartKeys - 1) / kPartKeys; }
+
+}  // namespace
+
+int64_t qsa_partials(const QsaShape& s) {
+  return std::min(s.rows, kSpreadRows) * s.heads * most_parts(s) * (s.head_dim + 2);
+}
+
+void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
+  const QsaShape& s = p.shape;
+  check_qsa(s, "qsa_attend");
+  require(p.cache.dtype == DType::BF16 || p.cache.dtype == DType::F32, "qsa_attend",
+          "BF16 or F32 pages (bytes of an element)", {static_cast<int64_t>(dtype_size(p.cache.dtype))});
+  require(s.rows < 65536 && aligned16({p.cache.keys, p.cache.values}), "qsa_attend",
+          "fewer than 65536 rows and pages aligned to 16 bytes (rows)", {s.rows});
+  if (s.rows == 0 || s.lanes.count == 0) return;
+  const auto rows = static_cast<unsigned>(s.rows), kv = static_cast<unsigned>(s.kv_heads);
+  if (p.cache.dtype == DType::F32) {
+    attend_f32_kernel<<<dim3(kv, rows), kHeadDim, 0, stream>>>(p);
+  } else if (s.rows <= kSpreadRows) {
+    const auto parts = static_cast<unsigned>(most_parts(s));
+    allow_tile(attend_parts_kernel);
+    attend_parts_kernel<<<dim3(parts, kv, rows), kThreads, sizeof(Tile), stream>>>(p);
+    check_launched("qsa_attend");
+    merge_parts_kernel<<<static_cast<unsigned>(s.rows * s.heads), kHeadDim, 0, stream>>>(p, static_cast<int>(parts));
+  } else {
+    allow_tile(attend_rows_kernel);
+    attend_rows_kernel<<<dim3(kv, rows), kThreads, sizeof(Tile), stream>>>(p);
+  }
+  check_launched("qsa_attend");
+}
+
+}  // namespace fnx::cuda

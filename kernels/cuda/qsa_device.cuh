@@ -1,0 +1,35 @@
+// Domain checks and page addressing shared by the sparse attention kernels.
+#pragma once
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/qsa.h"
+
+namespace fnx::cuda {
+
+inline constexpr int kHeadDim = 256, kIndexDim = 128, kMostGroup = 16;
+
+inline void check_qsa(const QsaShape& s, const char* kernel) {
+  require(s.head_dim == kHeadDim && s.index_dim == kIndexDim && s.rotary % 2 == 0 && s.rotary >= 0 &&
+              s.rotary <= kIndexDim && s.kv_heads > 0 && s.heads % s.kv_heads == 0 &&
+              s.heads <= kMostGroup * s.kv_heads && s.index_heads >= 1 && s.index_heads <= 8,
+          kernel,
+          "heads of 256, index heads of 128, at most 16 query heads a KV head (head dim, index dim, rotary, "
+          "heads, KV heads, index heads)",
+          {s.head_dim, s.index_dim, s.rotary, s.heads, s.kv_heads, s.index_heads});
+  require(s.ratio >= 1 && s.ratio <= 64 && s.page_tokens > 0 && s.page_tokens % s.ratio == 0 && s.blocks >= 1 &&
+              s.blocks <= 4096 && s.rows >= 0 && s.lanes.count < 65536,
+          kernel, "ratio up to 64, pages of whole blocks, 1 to 4096 selected blocks (ratio, page tokens, blocks, rows)",
+          {s.ratio, s.page_tokens, s.blocks, s.rows});
+}
+
+// Place of a sequence's token or index block among all pages.
+__device__ __forceinline__ int64_t token_place(const QsaShape& s, int slot, int token) {
+  const int page_tokens = static_cast<int>(s.page_tokens);
+  return s.block_table[slot * s.table_width + token / page_tokens] * s.page_tokens + token % page_tokens;
+}
+__device__ __forceinline__ int64_t block_place(const QsaShape& s, int slot, int block) {
+  const int per_page = static_cast<int>(s.page_tokens / s.ratio);
+  return s.block_table[slot * s.table_width + block / per_page] * int64_t{per_page} + block % per_page;
+}
+
+}  // namespace fnx::cuda

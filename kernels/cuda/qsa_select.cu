@@ -1,0 +1,156 @@
+#include <algorithm>
+
+#include "kernels/cuda/qsa_device.cuh"
+
+namespace fnx::cuda {
+
+namespace {
+
+constexpr int kBlockKeys = 128;  // blocks scored by one thread block: 16 a warp
+constexpr int kBins = 2048;
+
+// blockIdx: run of index blocks, row. Eight lanes a key, four keys of each group of lanes at a time.
+__global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int64_t first) {
+  extern __shared__ float4 query[];  // [index_heads][32]
+  const QsaShape& s = p.shape;
+  const int r = static_cast<int>(first + blockIdx.y), ih = static_cast<int>(s.index_heads);
+  const LaneRow l = find_lane(s.lanes, r);
+  const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
+  if (l.slot < 0 || complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) return;
+  const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r} * (ih + 1) * kIndexDim);
+  for (int i = threadIdx.x; i < ih * 32; i += 256) query[i] = index[i];
+  __syncthreads();
+  const int lane = threadIdx.x % 32, sub = lane % 8;
+  const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 16 + lane / 8;
+  float4 key[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int b = base + 4 * i;
+    const float4* from = reinterpret_cast<const float4*>(p.cache.index_keys +
+                                                         (b < complete ? block_place(s, l.slot, b) : 0) * kIndexDim);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) key[i][j] = b < complete ? from[j * 8 + sub] : make_float4(0, 0, 0, 0);
+  }
+  float sum[4] = {};
+  for (int h = 0; h < ih; ++h) {
+    float dot[4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 q = query[h * 32 + j * 8 + sub];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] += fmaxf(0.0f, warp_sum<8>(dot[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (sub == 0 && base + 4 * i < complete)
+      p.scores[blockIdx.y * p.max_complete + base + 4 * i] = sum[i] * 0.08838834764831845f;
+}
+
+// Scores are not negative: their bits are in their order; NaN below them all.
+__device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
+
+// One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
+__global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
+  __shared__ uint32_t bins[kBins];
+  __shared__ int warp_sums[32], warp_above[32], warp_equal[32];
+  __shared__ uint32_t found_bin;
+  __shared__ int found_want;
+  const QsaShape& s = p.shape;
+  const int r = static_cast<int>(first + blockIdx.x), blocks = static_cast<int>(s.blocks), tid = threadIdx.x;
+  const LaneRow l = find_lane(s.lanes, r);
+  if (l.slot < 0) return;
+  const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
+  int32_t* selected = p.selected + int64_t{r} * blocks;
+  if (complete <= blocks) {
+    for (int i = tid; i < blocks; i += 1024) selected[i] = i < complete ? i : -1;
+    return;
+  }
+  const float* scores = p.scores + blockIdx.x * p.max_complete;
+  const int lane = tid % 32, warp = tid / 32;
+  uint32_t prefix = 0;
+  int want = blocks;
+  const int shifts[3] = {20, 9, 0}, widths[3] = {11, 11, 9};
+  for (int pass = 0; pass < 3; ++pass) {
+    const int shift = shifts[pass], width = widths[pass];
+    for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
+    __syncthreads();
+    for (int i = tid; i < complete; i += 1024) {
+      const uint32_t rank = rank_of(scores[i]);
+      if (rank >> (shift + width) == prefix) atomicAdd(bins + (rank >> shift & ((1u << width) - 1)), 1u);
+    }
+    __syncthreads();
+    // Counts from the highest bin down, two bins a thread.
+    const int high = kBins - 1 - 2 * tid;
+    const int c0 = static_cast<int>(bins[high]), c1 = static_cast<int>(bins[high - 1]);
+    int before = c0 + c1;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int v = __shfl_up_sync(kFullWarp, before, d);
+      if (lane >= d) before += v;
+    }
+    if (lane == 31) warp_sums[warp] = before;
+    __syncthreads();
+    int base = 0;
+    for (int w = 0; w < warp; ++w) base += warp_sums[w];
+    before += base - c0 - c1;
+    if (before < want && want <= before + c0) found_bin = high, found_want = want - before;
+    if (before + c0 < want && want <= before + c0 + c1) found_bin = high - 1, found_want = want - before - c0;
+    __syncthreads();
+    prefix = prefix << width | found_bin;
+    want = found_want;
+    __syncthreads();
+  }
+  // Each warp takes a run of blocks; those above the last rank and the first `want` equal to it are selected.
+  const int run = (complete + 1023) / 1024 * 32, from = warp * run, to = min(from + run, complete);
+  int above = 0, equal = 0;
+  for (int i = from + lane; i < from + run; i += 32) {
+    const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
+    above += __popc(__ballot_sync(kFullWarp, i < to && rank > prefix));
+    equal += __popc(__ballot_sync(kFullWarp, i < to && rank == prefix));
+  }
+  if (lane == 0) warp_above[warp] = above, warp_equal[warp] = equal;
+  __syncthreads();
+  above = 0, equal = 0;
+  for (int w = 0; w < warp; ++w) above += warp_above[w], equal += warp_equal[w];
+  const unsigned below_me = (1u << lane) - 1;
+  for (int i = from + lane; i < from + run; i += 32) {
+    const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
+    const unsigned a = __ballot_sync(kFullWarp, i < to && rank > prefix);
+    const unsigned e = __ballot_sync(kFullWarp, i < to && rank == prefix);
+    const int my_above = above + __popc(a & below_me), my_equal = equal + __popc(e & below_me);
+    if (i < to && (rank > prefix || (rank == prefix && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
+    above += __popc(a), equal += __popc(e);
+  }
+}
+
+}  // namespace
+
+void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStream_t stream) {
+  check_qsa(p.shape, "qsa_scores");
+  require(count <= p.score_rows && count < 65536 && first >= 0 && first + count <= p.shape.rows, "qsa_scores",
+          "a workspace of the rows asked for (first, count, workspace rows, rows)",
+          {first, count, p.score_rows, p.shape.rows});
+  if (count == 0 || p.max_complete <= p.shape.blocks) return;
+  const dim3 grid(blocks_of(p.max_complete, kBlockKeys), static_cast<unsigned>(count));
+  qsa_scores_kernel<<<grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream>>>(p, first);
+  check_launched("qsa_scores");
+}
+
+void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
+  check_qsa(p.shape, "qsa_select");
+  const bool all = p.max_complete <= p.shape.blocks;  // nothing to compare
+  require(all || p.score_rows > 0, "qsa_select", "a workspace of at least one row (complete blocks, workspace rows)",
+          {p.max_complete, p.score_rows});
+  const int64_t step = all ? std::max<int64_t>(p.shape.rows, 1) : std::min<int64_t>(p.score_rows, 65535);
+  for (int64_t first = 0; first < p.shape.rows; first += step) {
+    const int64_t count = std::min(step, p.shape.rows - first);
+    if (!all) qsa_scores(p, first, count, stream);
+    qsa_select_kernel<<<static_cast<unsigned>(count), 1024, 0, stream>>>(p, first);
+    check_launched("qsa_select");
+  }
+}
+
+}  // namespace fnx::cuda

@@ -1,0 +1,245 @@
+#include "kernels/cuda/sample.h"
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/random.h"
+
+namespace fnx::cuda {
+
+namespace {
+
+constexpr int kChunk = 2048, kThreads = 1024, kBins = 2048;
+constexpr double kUnitMass = 17592186044416.0;  // 2^44, the mass of the highest weight
+
+// Order of candidates: by logit, NaN last; both zeros are equal.
+__device__ __forceinline__ uint32_t rank_of(float x) {
+  if (isnan(x)) return 0;
+  const uint32_t bits = x == 0 ? 0u : __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float logit_of(uint32_t rank) {
+  return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank);
+}
+// Rank above, id below: the greatest is the highest-ranked candidate of lowest id.
+__device__ __forceinline__ uint64_t candidate(float x, int id) {
+  return uint64_t{rank_of(x)} << 32 | ~static_cast<uint32_t>(id);
+}
+__device__ __forceinline__ int id_of(uint64_t candidate) { return static_cast<int>(~static_cast<uint32_t>(candidate)); }
+
+__device__ __forceinline__ uint64_t mass_of(float x, float highest, float temperature) {
+  const double w = exp((static_cast<double>(x) - static_cast<double>(highest)) / static_cast<double>(temperature));
+  return isnan(w) ? 0 : static_cast<uint64_t>(w * kUnitMass + 0.5);
+}
+
+template <int kWarps, class Merge>
+__device__ __forceinline__ uint64_t block_merge(uint64_t v, uint64_t* shared, Merge merge) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v = merge(v, static_cast<uint64_t>(__shfl_xor_sync(kFullWarp, v, d)));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = shared[0];
+  for (int w = 1; w < kWarps; ++w) v = merge(v, shared[w]);
+  return v;
+}
+struct Greater {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+struct Plus {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+
+// The best of all chunks of a row.
+template <int kWarps>
+__device__ uint64_t best_of(const SampleLaunch& p, int64_t row, uint64_t* shared) {
+  const int chunks = static_cast<int>((p.valid + kChunk - 1) / kChunk);
+  uint64_t best = 0;
+  for (int i = threadIdx.x; i < chunks; i += 32 * kWarps) best = Greater{}(best, p.best[row * chunks + i]);
+  return block_merge<kWarps>(best, shared, Greater{});
+}
+
+// blockIdx: chunk, row.
+__global__ void __launch_bounds__(256) best_kernel(SampleLaunch p) {
+  __shared__ uint64_t shared[8];
+  const float* logits = p.logits + blockIdx.y * p.vocabulary;
+  const int first = blockIdx.x * kChunk;
+  uint64_t best = 0;
+#pragma unroll
+  for (int i = 0; i < kChunk / 256; ++i) {
+    const int id = first + i * 256 + threadIdx.x;
+    if (id < p.valid) best = Greater{}(best, candidate(logits[id], id));
+  }
+  best = block_merge<8>(best, shared, Greater{});
+  if (threadIdx.x == 0) p.best[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = best;
+}
+
+__global__ void __launch_bounds__(128) greedy_kernel(SampleLaunch p) {
+  __shared__ uint64_t shared[4];
+  const uint64_t best = best_of<4>(p, blockIdx.x, shared);
+  if (threadIdx.x == 0) p.ids[blockIdx.x] = id_of(best);
+}
+
+__global__ void __launch_bounds__(256) mass_kernel(SampleLaunch p) {
+  __shared__ uint64_t shared[8];
+  const float temperature = p.rows[blockIdx.y].temperature;
+  if (temperature <= 0) return;
+  const float* logits = p.logits + blockIdx.y * p.vocabulary;
+  const float highest = logits[id_of(best_of<8>(p, blockIdx.y, shared))];
+#pragma unroll
+  for (int i = 0; i < kChunk / 256; ++i) {
+    const int id = blockIdx.x * kChunk + i * 256 + threadIdx.x;
+    if (id < p.valid) p.masses[blockIdx.y * p.valid + id] = mass_of(logits[id], highest, temperature);
+  }
+}
+
+struct Shared {
+  uint64_t bins[kBins];
+  uint64_t sums[32];
+  uint64_t want;
+  uint32_t bin;
+  int id;
+};
+
+// A place in the order of candidates: a rank, and the amount within it, from 1.
+struct Place {
+  uint32_t rank = 0;
+  uint64_t into = 0;
+};
+
+// Where the running amount (candidates, or their masses of least_mass and more) first reaches `want`, from the highest
+// rank down. Integers, so the order of the additions does not matter.
+template <bool kMass>
+__device__ Place descend(const float* logits, const uint64_t* masses, int valid, uint64_t least_mass, uint64_t want,
+                         Shared& shared) {
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  uint32_t prefix = 0;
+  const int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
+  for (int pass = 0; pass < 3; ++pass) {
+    const int shift = shifts[pass], width = widths[pass];
+    for (int i = tid; i < kBins; i += kThreads) shared.bins[i] = 0;
+    __syncthreads();
+    for (int i = tid; i < valid; i += kThreads) {
+      const uint32_t rank = rank_of(logits[i]);
+      if (pass > 0 && rank >> (shift + width) != prefix) continue;
+      const uint64_t amount = kMass ? masses[i] : 1;
+      if (amount == 0 || (kMass && amount < least_mass)) continue;
+      atomicAdd(reinterpret_cast<unsigned long long*>(shared.bins + (rank >> shift & ((1u << width) - 1))), amount);
+    }
+    __syncthreads();
+    const int high = kBins - 1 - 2 * tid;  // two bins a thread, the highest first
+    const uint64_t c0 = shared.bins[high], c1 = shared.bins[high - 1];
+    uint64_t before = c0 + c1;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const uint64_t v = __shfl_up_sync(kFullWarp, before, d);
+      if (lane >= d) before += v;
+    }
+    if (lane == 31) shared.sums[warp] = before;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) before += shared.sums[w];
+    before -= c0 + c1;
+    if (before < want && want <= before + c0) shared.bin = high, shared.want = want - before;
+    if (before + c0 < want && want <= before + c0 + c1) shared.bin = high - 1, shared.want = want - before - c0;
+    __syncthreads();
+    prefix = prefix << width | shared.bin;
+    want = shared.want;
+    __syncthreads();
+  }
+  return {prefix, want};
+}
+
+// Mass of the candidates above a rank, of least_mass and more.
+__device__ uint64_t mass_above(const float* logits, const uint64_t* masses, int valid, uint32_t rank,
+                               uint64_t least_mass, Shared& shared) {
+  uint64_t sum = 0;
+  for (int i = threadIdx.x; i < valid; i += kThreads)
+    if (rank_of(logits[i]) > rank && masses[i] >= least_mass) sum += masses[i];
+  return block_merge<kThreads / 32>(sum, shared.sums, Plus{});
+}
+
+// The id of the index-th candidate of a rank, ids ascending.
+__device__ int id_at(const float* logits, int valid, uint32_t rank, int index, Shared& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int run = (valid + kThreads - 1) / kThreads * 32, from = warp * run;
+  int count = 0;
+  for (int i = from + lane; i < from + run; i += 32)
+    count += __popc(__ballot_sync(kFullWarp, i < valid && rank_of(logits[i]) == rank));
+  __syncthreads();
+  if (lane == 0) shared.sums[warp] = count;
+  __syncthreads();
+  int before = 0;
+  for (int w = 0; w < warp; ++w) before += static_cast<int>(shared.sums[w]);
+  if (before <= index && index < before + count)
+    for (int i = from + lane; i < from + run; i += 32) {
+      const bool equal = i < valid && rank_of(logits[i]) == rank;
+      const unsigned all = __ballot_sync(kFullWarp, equal);
+      if (equal && before + __popc(all & ((1u << lane) - 1)) == index) shared.id = i;
+      before += __popc(all);
+    }
+  __syncthreads();
+  return shared.id;
+}
+
+// One block a row.
+__global__ void __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
+  __shared__ Shared shared;
+  const int64_t row = blockIdx.x;
+  const SampleRow s = p.rows[row];
+  const float* logits = p.logits + row * p.vocabulary;
+  const uint64_t* masses = p.masses + row * p.valid;
+  const int valid = static_cast<int>(p.valid), best = id_of(best_of<kThreads / 32>(p, row, shared.sums));
+  int id = best;
+  if (s.temperature > 0) {
+    const float highest = logits[best];
+    const bool cut = s.top_k > 0 && s.top_k < valid, nucleus = s.top_p < 1;
+    // The last rank that is kept, and how many of its candidates.
+    Place last{0, static_cast<uint64_t>(valid)};
+    if (cut) last = descend<false>(logits, masses, valid, 0, s.top_k, shared);
+    const auto kept_mass = [&](uint64_t least) {
+      const uint64_t equal = mass_of(logit_of(last.rank), highest, s.temperature);
+      return mass_above(logits, masses, valid, last.rank, least, shared) + (equal >= least ? last.into * equal : 0);
+    };
+    uint64_t total = kept_mass(0);
+    if (nucleus && total > 0) {
+      const double want = ceil(static_cast<double>(s.top_p) * static_cast<double>(total));
+      const Place place = descend<true>(logits, masses, valid, 0,
+                                        min(total, max(uint64_t{1}, static_cast<uint64_t>(max(want, 0.0)))), shared);
+      last.rank = place.rank;
+      last.into = (place.into - 1) / mass_of(logit_of(place.rank), highest, s.temperature) + 1;
+    }
+    const double least = ceil(static_cast<double>(s.min_p) * kUnitMass);
+    const uint64_t least_mass = static_cast<uint64_t>(min(max(least, 0.0), 2 * kUnitMass));
+    total = kept_mass(least_mass);
+    if (total > 0) {
+      const double u = uniform(s.seed, s.stream, static_cast<uint64_t>(s.position));
+      const uint64_t want = min(total, static_cast<uint64_t>(u * static_cast<double>(total)) + 1);
+      const Place place = descend<true>(logits, masses, valid, least_mass, want, shared);
+      const uint64_t each = mass_of(logit_of(place.rank), highest, s.temperature);
+      id = id_at(logits, valid, place.rank, static_cast<int>((place.into - 1) / each), shared);
+    }
+  }
+  if (threadIdx.x == 0) p.ids[row] = id;
+}
+
+}  // namespace
+
+int64_t sample_chunks(int64_t valid) { return (valid + kChunk - 1) / kChunk; }
+
+void sample(const SampleLaunch& p, cudaStream_t stream) {
+  require(p.valid >= 1 && p.valid <= p.vocabulary && p.vocabulary < (int64_t{1} << 31) - kChunk && p.count >= 0 &&
+              p.count < 65536,
+          "sample", "1 <= valid <= V < 2^31 and fewer than 65536 rows (valid, V, rows)",
+          {p.valid, p.vocabulary, p.count});
+  if (p.count == 0) return;
+  const auto rows = static_cast<unsigned>(p.count);
+  const dim3 chunks(static_cast<unsigned>(sample_chunks(p.valid)), rows);
+  best_kernel<<<chunks, 256, 0, stream>>>(p);
+  if (p.greedy) {
+    greedy_kernel<<<rows, 128, 0, stream>>>(p);
+  } else {
+    mass_kernel<<<chunks, 256, 0, stream>>>(p);
+    draw_kernel<<<rows, kThreads, 0, stream>>>(p);
+  }
+  check_launched("sample");
+}
+
+}  // namespace fnx::cuda
