@@ -104,6 +104,8 @@ const KernelList& registry() {
     KernelList all;
     add_exl3_linear(all);
     add_exl3_experts(all);
+    add_moe(all);
+    add_dense(all);
     return all;
   }();
   return list;

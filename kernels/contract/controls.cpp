@@ -15,7 +15,7 @@ namespace {
 template <class Fn>
 void each_output(Problem& problem, Fn fn) {
   for (Operand& operand : problem.operands)
-    if (operand.role == Role::Out) fn(operand);
+    if (operand.role != Role::In) fn(operand);
 }
 
 void flip_last_bit(Problem& problem) {
@@ -98,7 +98,7 @@ Control launch_control(std::string name, std::function<void(const Implementation
 bool has_output(const Kernel& kernel, const std::function<bool(const Operand&)>& is) {
   const Problem p = kernel.make(kernel.shapes(Effort::Host).at(0), Kind::Normal, 4, 1);
   return std::any_of(p.operands.begin(), p.operands.end(),
-                     [&](const Operand& o) { return o.role == Role::Out && is(o); });
+                     [&](const Operand& o) { return o.role != Role::In && is(o); });
 }
 
 }  // namespace

@@ -197,7 +197,7 @@ Bounded swiglu_reference(Bounded gate, Bounded up) {
   // The slope of silu lies within (-0.1, 1.1).
   const double s_error = 1.1 * gate.error, most_up = std::abs(up.value) + up.error;
   const double carried = s_error * most_up + std::abs(s) * up.error;
-  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up + 1e-36 * (most_up + 1.0)};
+  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up + (gate.value - gate.error > -80 ? 0x1p-148 : 1e-36) * (most_up + 1.0)};
 }
 
 float swiglu_value(float gate, float up) { return gate / (1.0f + std::exp(-gate)) * up; }
