@@ -106,6 +106,7 @@ const KernelList& registry() {
     add_exl3_experts(all);
     add_moe(all);
     add_dense(all);
+    add_gdn(all);
     return all;
   }();
   return list;
