@@ -104,6 +104,7 @@ const KernelList& registry() {
     KernelList all;
     add_exl3_linear(all);
     add_exl3_experts(all);
+    add_exl3_parts(all);
     add_moe(all);
     add_dense(all);
     add_gdn(all);

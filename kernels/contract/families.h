@@ -7,6 +7,7 @@ namespace fnx::contract {
 
 void add_exl3_linear(KernelList& list);
 void add_exl3_experts(KernelList& list);
+void add_exl3_parts(KernelList& list);  // rotation, decoding
 void add_moe(KernelList& list);     // router, swiglu, combine
 void add_dense(KernelList& list);   // embed, add, grouped norm, plain linear, HC
 void add_gdn(KernelList& list);
