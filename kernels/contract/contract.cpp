@@ -107,6 +107,7 @@ const KernelList& registry() {
     add_exl3_parts(all);
     add_moe(all);
     add_dense(all);
+    add_plain(all);
     add_gdn(all);
     return all;
   }();
