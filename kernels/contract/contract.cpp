@@ -109,6 +109,7 @@ const KernelList& registry() {
     add_dense(all);
     add_plain(all);
     add_gdn(all);
+    add_sample(all);
     return all;
   }();
   return list;
