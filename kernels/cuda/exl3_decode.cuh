@@ -10,7 +10,8 @@
 
 namespace fnx::cuda {
 
-// Where a lane's bits lie: they end 4 * HalfBits * (l + 1) bits into the ring; value j's state ends position(j) bits before.
+// Where a lane's bits lie: they end 4 * HalfBits * (l + 1) bits into the ring; value j's state ends position(j) bits
+// before.
 template <int HalfBits>
 struct Width {
   static constexpr int kWords = 4 * HalfBits;  // 32-bit words of a tile
@@ -63,6 +64,15 @@ __device__ __forceinline__ uint32_t lane_state(const uint32_t (&bits)[3]) {
   return __byte_perm(base, 0, kByte == 0 ? 0x4410 : kByte == 1 ? 0x4421 : 0x4432);
 }
 
+// (v & 0x8FFF8FFF) ^ 0x3B603B60 in one instruction: one constant must come from a register that the compiler cannot see
+// through.
+__device__ __forceinline__ uint32_t and_xor(uint32_t v) {
+  uint32_t mask, out;
+  asm("mov.b32 %0, 0x8FFF8FFF;" : "=r"(mask));
+  asm("lop3.b32 %0, %1, %2, 0x3B603B60, 0x6A;" : "=r"(out) : "r"(v), "r"(mask));
+  return out;
+}
+
 // Two states to two fp16 values, the first in the low half.
 template <exl3::Codebook Book>
 __device__ __forceinline__ uint32_t decode_pair(uint32_t s0, uint32_t s1) {
@@ -81,7 +91,7 @@ __device__ __forceinline__ uint32_t decode_pair(uint32_t s0, uint32_t s1) {
     } else {
       v0 = s0 * 89226354u + 64248484u, v1 = s1 * 89226354u + 64248484u;
     }
-    v0 = (v0 & 0x8FFF8FFFu) ^ 0x3B603B60u, v1 = (v1 & 0x8FFF8FFFu) ^ 0x3B603B60u;
+    v0 = and_xor(v0), v1 = and_xor(v1);
     const uint32_t low = __byte_perm(v0, v1, 0x5410), high = __byte_perm(v0, v1, 0x7632);
     uint32_t out;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(low), "r"(high));

@@ -22,9 +22,7 @@ constexpr int64_t kNominalPairs = 10;
 int gate_splits(const Exl3Experts& p) { return plan_splits(p.hidden, 2 * kNominalPairs * (p.width / 128)); }
 int down_splits(const Exl3Experts& p) { return plan_splits(p.width, kNominalPairs * (p.hidden / 128)); }
 
-int64_t most_units(int64_t pairs, int64_t experts) {
-  return std::min(pairs, experts + pairs / kUnitPairs);
-}
+int64_t most_units(int64_t pairs, int64_t experts) { return std::min(pairs, experts + pairs / kUnitPairs); }
 
 Workspace make_workspace(const Exl3Experts& p, bool few) {
   const int64_t pairs = p.rows * p.slots_per_row, columns = p.hidden / 128 + p.width / 128;
@@ -62,21 +60,18 @@ void check(const Exl3Experts& p, const char* entry, int64_t most_pairs, size_t b
            " needed");
 }
 
-// One warp a (place, projection, 128-block): rotates a row with its expert's gate or up scales. Places are pairs, or
-// sorted pairs when `order` is given.
-__global__ void __launch_bounds__(kRotateThreads) exl3_rotate_pairs_kernel(const ExpertArgs a, const float* x,
-                                                                          int slots_per_row, uint16_t* gate_xh,
-                                                                          uint16_t* up_xh) {
-  let_next_start();
+// One warp a (sorted place, projection, 128-block): rotates a row with its expert's gate or up scales.
+__global__ void __launch_bounds__(kRotateThreads)
+    exl3_rotate_pairs_kernel(const ExpertArgs a, uint16_t* gate_xh, uint16_t* up_xh) {
   const int64_t blocks = a.hidden / 128, i = int64_t{blockIdx.x} * (kRotateThreads / 32) + threadIdx.x / 32;
   const int64_t place = i / (2 * blocks);
   if (place >= a.pairs) return;
-  const int64_t pair = a.order == nullptr ? place : a.order[place];
+  const int64_t pair = a.order[place];
   const Exl3Expert* expert = pair < 0 ? nullptr : find_expert(a, a.ids[pair]);
   if (expert == nullptr) return;
   const bool up = i / blocks % 2;
-  rotate_row_block(x, up ? expert->up.suh : expert->gate.suh, up ? up_xh : gate_xh, a.hidden, a.pairs,
-                   pair / slots_per_row, place, i % blocks, threadIdx.x % 32);
+  rotate_row_block(a.x, up ? expert->up.suh : expert->gate.suh, up ? up_xh : gate_xh, a.hidden, a.pairs,
+                   pair / a.slots_per_row, place, i % blocks, threadIdx.x % 32);
 }
 
 // counts[e] = pairs of expert e, 0 when it is not held. One warp an expert.
@@ -91,8 +86,8 @@ __global__ void exl3_count_kernel(const ExpertArgs a, int32_t* counts) {
 }
 
 // Exclusive scan of counts in place; lists the units in order of experts. One block.
-__global__ void __launch_bounds__(kSortThreads) exl3_units_kernel(int experts, int32_t* counts, ExpertUnit* units,
-                                                                 int32_t* unit_count) {
+__global__ void __launch_bounds__(kSortThreads)
+    exl3_units_kernel(int experts, int32_t* counts, ExpertUnit* units, int32_t* unit_count) {
   __shared__ int pairs_before[kSortThreads], units_before[kSortThreads];
   const int t = threadIdx.x, share = (experts + kSortThreads - 1) / kSortThreads;
   const int first = min(t * share, experts), last = min(first + share, experts);
@@ -139,7 +134,7 @@ ExpertArgs make_args(const Exl3Experts& p, const Workspace& w) {
   ExpertArgs a{};
   a.table = p.table, a.ids = p.ids, a.slots = p.slots;
   a.hidden = p.hidden, a.width = p.width, a.pairs = p.rows * p.slots_per_row;
-  a.experts = static_cast<int>(p.experts);
+  a.experts = static_cast<int>(p.experts), a.slots_per_row = static_cast<int>(p.slots_per_row), a.x = p.x;
   a.gate_splits = gate_splits(p), a.down_splits = down_splits(p);
   a.counters = reinterpret_cast<uint32_t*>(base);
   a.gate_xh = reinterpret_cast<uint16_t*>(base + w.gate_xh);
@@ -148,11 +143,11 @@ ExpertArgs make_args(const Exl3Experts& p, const Workspace& w) {
   return a;
 }
 
-void rotate_pairs(const Exl3Experts& p, const ExpertArgs& a, cudaStream_t stream) {
+void rotate_pairs(const ExpertArgs& a, cudaStream_t stream) {
   const int64_t warps = a.pairs * 2 * (a.hidden / 128), per_block = kRotateThreads / 32;
   launch("exl3_rotate_pairs_kernel", exl3_rotate_pairs_kernel,
-         dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)), kRotateThreads, 0, false, stream, a, p.x,
-         static_cast<int>(p.slots_per_row), const_cast<uint16_t*>(a.gate_xh), const_cast<uint16_t*>(a.up_xh));
+         dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)), kRotateThreads, 0, false, stream, a,
+         const_cast<uint16_t*>(a.gate_xh), const_cast<uint16_t*>(a.up_xh));
 }
 
 }  // namespace
@@ -172,11 +167,13 @@ void exl3_experts_few(const Exl3Experts& p, CudaStream stream) {
   ExpertArgs a = make_args(p, w);
   a.gate_partials = reinterpret_cast<float*>(static_cast<std::byte*>(p.workspace) + w.scratch);
   a.down_partials = a.gate_partials + a.pairs * 2 * a.gate_splits * a.width;
-  rotate_pairs(p, a, stream);
   switch (p.codebook) {
-    case exl3::Codebook::ThreeInst: return launch_experts_few<exl3::Codebook::ThreeInst>(a, stream);
-    case exl3::Codebook::Mcg: return launch_experts_few<exl3::Codebook::Mcg>(a, stream);
-    case exl3::Codebook::Mul1: return launch_experts_few<exl3::Codebook::Mul1>(a, stream);
+    case exl3::Codebook::ThreeInst:
+      return launch_experts_few<exl3::Codebook::ThreeInst>(a, stream);
+    case exl3::Codebook::Mcg:
+      return launch_experts_few<exl3::Codebook::Mcg>(a, stream);
+    case exl3::Codebook::Mul1:
+      return launch_experts_few<exl3::Codebook::Mul1>(a, stream);
   }
 }
 
@@ -195,17 +192,20 @@ void exl3_experts_many(const Exl3Experts& p, CudaStream stream) {
   launch("exl3_units_kernel", exl3_units_kernel, dim3(1), kSortThreads, 0, false, stream, a.experts, counts, units,
          unit_count);
   launch("exl3_order_kernel", exl3_order_kernel, grid, 256, 0, false, stream, a, counts, order);
-  rotate_pairs(p, a, stream);
+  rotate_pairs(a, stream);
   const int most = static_cast<int>(most_units(a.pairs, p.experts));
   switch (p.codebook) {
-    case exl3::Codebook::ThreeInst: return launch_experts_many<exl3::Codebook::ThreeInst>(a, most, stream);
-    case exl3::Codebook::Mcg: return launch_experts_many<exl3::Codebook::Mcg>(a, most, stream);
-    case exl3::Codebook::Mul1: return launch_experts_many<exl3::Codebook::Mul1>(a, most, stream);
+    case exl3::Codebook::ThreeInst:
+      return launch_experts_many<exl3::Codebook::ThreeInst>(a, most, stream);
+    case exl3::Codebook::Mcg:
+      return launch_experts_many<exl3::Codebook::Mcg>(a, most, stream);
+    case exl3::Codebook::Mul1:
+      return launch_experts_many<exl3::Codebook::Mul1>(a, most, stream);
   }
 }
 
 void exl3_experts(const Exl3Experts& p, CudaStream stream) {
-  p.rows * p.slots_per_row <= kExl3FewPairs ? exl3_experts_few(p, stream) : exl3_experts_many(p, stream);
+  p.rows* p.slots_per_row <= kExl3FewPairs ? exl3_experts_few(p, stream) : exl3_experts_many(p, stream);
 }
 
 }  // namespace fnx::cuda

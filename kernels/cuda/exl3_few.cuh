@@ -14,12 +14,14 @@ inline constexpr int kColumnStride = 132;
 
 struct FewArgs {
   const uint16_t* trellis;
-  const uint16_t* xh;   // rotated [in/16, rows, 16]
+  const float* x;  // [rows, in] to be rotated with suh here, or null when xh is given
+  const uint16_t* suh;
+  const uint16_t* xh;  // rotated [in/16, rows, 16]
   const uint16_t* svh;
   const float* bias;
-  void* y;              // [rows, out]
-  float* partials;      // [out/128, splits, rows, 128]; unused with one split
-  uint32_t* counters;   // [out/128], zero between launches
+  void* y;             // [rows, out]
+  float* partials;     // [out/128, splits, rows, 128]; unused with one split
+  uint32_t* counters;  // [out/128], zero between launches
   int64_t in, out;
   int rows, splits;
   bool bf16;
@@ -44,17 +46,18 @@ __device__ __forceinline__ void store_columns(float* z, int first, int lane, int
   }
 }
 
-// True in every thread of the block that arrives last of `total` at a counter, which is then zero again.
+// True in every thread of the block that arrives last of `total` at a counter, which is then zero again. What blocks
+// wrote before arriving is visible to the last.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t total) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1u) == total - 1;
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    last = before == total - 1;
     if (last) *counter = 0;
   }
   __syncthreads();
-  if (last) __threadfence();
   return last;
 }
 
@@ -69,8 +72,10 @@ __device__ __forceinline__ float4 sum_splits(const float* partial, int splits, i
 template <exl3::Codebook Book, int HalfBits, int RowGroups>
 __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs a) {
   using Chain = TileChain<Book, HalfBits, RowGroups>;
+  constexpr int kTiles = kChunkTiles<RowGroups>;
+  static_assert(RowGroups * 8 * kColumnStride * 4 <= kChunkBytes<RowGroups>);
   __shared__ __align__(16) std::byte rings[8 * Chain::kRingBytes];
-  __shared__ __align__(16) float z[RowGroups * 8 * kColumnStride];
+  __shared__ __align__(16) std::byte rows[kChunkBytes<RowGroups>];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block = blockIdx.x, split = blockIdx.y;
   const int begin = exl3_split_begin(a.in, a.splits, split), end = exl3_split_begin(a.in, a.splits, split + 1);
@@ -78,9 +83,25 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
   let_next_start();
   Chain chain(rings + warp * Chain::kRingBytes, a.trellis + (begin * tiles_n + block * 8 + warp) * (8 * HalfBits),
               tiles_n, end - begin, lane);
+  if (RowGroups == 1 && a.x != nullptr) {
+    for (int i = threadIdx.x; i < kChunkBytes<RowGroups> / 16; i += kFewThreads)
+      reinterpret_cast<uint4*>(rows)[i] = {0, 0, 0, 0};
+  }
   wait_for_previous();
   float acc[RowGroups][4] = {};
-  chain.run(a.xh + int64_t{begin} * a.rows * 16, a.rows, a.rows, acc);
+  for (int t = begin; t < end; t += kTiles) {
+    const int tiles = min(kTiles, end - t);
+    __syncthreads();
+    if (RowGroups == 1 && a.x != nullptr) {
+      rotate_rows<kFewThreads>(rows, a.x, a.suh, a.in, a.rows, t, tiles);
+    } else {
+      load_rows<RowGroups, kFewThreads>(rows, a.xh, a.rows, a.rows, t, tiles);
+    }
+    __syncthreads();
+    chain.run(rows, tiles, acc);
+  }
+  __syncthreads();
+  float* z = reinterpret_cast<float*>(rows);
   store_columns<RowGroups>(z, warp * 16, lane, a.rows, acc);
   __syncthreads();
   float* partial = a.partials + int64_t{block} * a.splits * a.rows * 128;

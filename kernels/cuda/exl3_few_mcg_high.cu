@@ -4,14 +4,14 @@
 
 namespace fnx::cuda {
 
-#define FNX_WIDTH(half_bits)                                                                        \
-  template <>                                                                                       \
-  void launch_few<exl3::Codebook::Mcg, half_bits>(const FewArgs& a, cudaStream_t stream) {           \
-    launch_few_here<exl3::Codebook::Mcg, half_bits>(a, stream);                                      \
-  }                                                                                                 \
-  template <>                                                                                       \
-  void launch_decode<exl3::Codebook::Mcg, half_bits>(const DecodeArgs& a, cudaStream_t stream) {     \
-    launch_decode_here<exl3::Codebook::Mcg, half_bits>(a, stream);                                   \
+#define FNX_WIDTH(half_bits)                                                                     \
+  template <>                                                                                    \
+  void launch_few<exl3::Codebook::Mcg, half_bits>(const FewArgs& a, cudaStream_t stream) {       \
+    launch_few_here<exl3::Codebook::Mcg, half_bits>(a, stream);                                  \
+  }                                                                                              \
+  template <>                                                                                    \
+  void launch_decode<exl3::Codebook::Mcg, half_bits>(const DecodeArgs& a, cudaStream_t stream) { \
+    launch_decode_here<exl3::Codebook::Mcg, half_bits>(a, stream);                               \
   }
 
 FNX_WIDTH(10)

@@ -42,7 +42,8 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
 }
 
 // Stores elements 4l .. 4l+3 of 128-block `block` of row r into a rotated array of `rows` rows (exl3_rotated_index).
-__device__ __forceinline__ void store_rotated(uint16_t* xh, int64_t rows, int64_t r, int64_t block, int lane, float4 v) {
+__device__ __forceinline__ void store_rotated(uint16_t* xh, int64_t rows, int64_t r, int64_t block, int lane,
+                                              float4 v) {
   uint32_t* tile = reinterpret_cast<uint32_t*>(xh + ((block * 8 + lane / 4) * rows + r) * 16);
   const int pair = lane % 2 * 4 + lane % 4 / 2;
   const __half2 low = __floats2half2_rn(v.x, v.y), high = __floats2half2_rn(v.z, v.w);
@@ -50,8 +51,27 @@ __device__ __forceinline__ void store_rotated(uint16_t* xh, int64_t rows, int64_
   tile[pair + 2] = *reinterpret_cast<const uint32_t*>(&high);
 }
 
+// Rotates rows of tiles [first, first + tiles), which need not begin or end with a 128-block, into shared memory laid
+// out as TileChain reads it with one row group. Rows from `rows` on are left alone. x F32 [rows, in].
+template <int Threads>
+__device__ __forceinline__ void rotate_rows(std::byte* shared, const float* x, const uint16_t* suh, int64_t in,
+                                            int rows, int first, int tiles) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int begin = first / 8, blocks = (first + tiles + 7) / 8 - begin;
+  for (int i = warp; i < rows * blocks; i += Threads / 32) {
+    const int r = i / blocks, block = begin + i % blocks;
+    const float4 v = *reinterpret_cast<const float4*>(x + r * in + block * 128 + 4 * lane);
+    const float4 h = hadamard128(times(v, load_half4(suh + block * 128 + 4 * lane)), lane);
+    const int tile = block * 8 - first;
+    if (tile + lane / 4 >= 0 && tile + lane / 4 < tiles)
+      store_rotated(reinterpret_cast<uint16_t*>(shared) + tile * 128, 8, r, 0, lane, h);
+  }
+}
+
 // Rotation of one 128-block: v is x, scale is suh.
-__device__ __forceinline__ float4 rotate_block(float4 v, float4 suh, int lane) { return hadamard128(times(v, suh), lane); }
+__device__ __forceinline__ float4 rotate_block(float4 v, float4 suh, int lane) {
+  return hadamard128(times(v, suh), lane);
+}
 
 // Output transform of one 128-block of z, stored at y[0 .. 3] of this lane.
 __device__ __forceinline__ float4 output_block(float4 z, const uint16_t* svh, const float* bias, int lane) {

@@ -14,6 +14,8 @@ namespace {
 
 // Most bytes of decoded weights at a time.
 constexpr int64_t kScratchBytes = 64 << 20;
+// Most 128-blocks of input, rows included, that a few-row block rotates itself.
+constexpr int64_t kInsideBlocks = 10;
 
 int64_t chunk_columns(int64_t in, int64_t out) {
   return std::min(out, std::max<int64_t>(128, kScratchBytes / (2 * in) / 128 * 128));
@@ -82,27 +84,41 @@ void rotate(const Exl3Rotate& p, cudaStream_t stream) {
 template <exl3::Codebook Book, class F>
 void with_book(int half_bits, F& f) {
   switch (half_bits) {
-    case 2: return f.template operator()<Book, 2>();
-    case 4: return f.template operator()<Book, 4>();
-    case 6: return f.template operator()<Book, 6>();
-    case 8: return f.template operator()<Book, 8>();
-    case 10: return f.template operator()<Book, 10>();
-    case 12: return f.template operator()<Book, 12>();
-    case 14: return f.template operator()<Book, 14>();
-    case 16: return f.template operator()<Book, 16>();
+    case 2:
+      return f.template operator()<Book, 2>();
+    case 4:
+      return f.template operator()<Book, 4>();
+    case 6:
+      return f.template operator()<Book, 6>();
+    case 8:
+      return f.template operator()<Book, 8>();
+    case 10:
+      return f.template operator()<Book, 10>();
+    case 12:
+      return f.template operator()<Book, 12>();
+    case 14:
+      return f.template operator()<Book, 14>();
+    case 16:
+      return f.template operator()<Book, 16>();
   }
   if constexpr (Book == exl3::Codebook::Mul1) switch (half_bits) {
-      case 3: return f.template operator()<Book, 3>();
-      case 5: return f.template operator()<Book, 5>();
-      case 7: return f.template operator()<Book, 7>();
+      case 3:
+        return f.template operator()<Book, 3>();
+      case 5:
+        return f.template operator()<Book, 5>();
+      case 7:
+        return f.template operator()<Book, 7>();
     }
 }
 template <class F>
 void with_weight(const Exl3Weight& w, F f) {
   switch (w.codebook) {
-    case exl3::Codebook::ThreeInst: return with_book<exl3::Codebook::ThreeInst>(w.half_bits, f);
-    case exl3::Codebook::Mcg: return with_book<exl3::Codebook::Mcg>(w.half_bits, f);
-    case exl3::Codebook::Mul1: return with_book<exl3::Codebook::Mul1>(w.half_bits, f);
+    case exl3::Codebook::ThreeInst:
+      return with_book<exl3::Codebook::ThreeInst>(w.half_bits, f);
+    case exl3::Codebook::Mcg:
+      return with_book<exl3::Codebook::Mcg>(w.half_bits, f);
+    case exl3::Codebook::Mul1:
+      return with_book<exl3::Codebook::Mul1>(w.half_bits, f);
   }
 }
 
@@ -138,9 +154,22 @@ void exl3_linear_few(const Exl3Linear& p, CudaStream stream) {
   check_linear(p, "exl3_linear_few", kExl3FewRows, at.bytes);
   auto* base = static_cast<std::byte*>(p.workspace);
   auto* xh = reinterpret_cast<uint16_t*>(base + at.rotated);
-  rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
-  const FewArgs a{w.trellis, xh, w.svh, w.bias, p.y, reinterpret_cast<float*>(base + at.scratch),
-                  reinterpret_cast<uint32_t*>(base), w.in, w.out, static_cast<int>(p.rows), w.splits,
+  // Rotating in every block costs less than a launch while the blocks of a split have few 128-blocks of input.
+  const bool inside = p.rows <= 8 && p.rows * (w.in / 128) <= kInsideBlocks * w.splits;
+  if (!inside) rotate({p.rows, w.in, p.x, w.suh, xh}, stream);
+  const FewArgs a{w.trellis,
+                  inside ? p.x : nullptr,
+                  w.suh,
+                  xh,
+                  w.svh,
+                  w.bias,
+                  p.y,
+                  reinterpret_cast<float*>(base + at.scratch),
+                  reinterpret_cast<uint32_t*>(base),
+                  w.in,
+                  w.out,
+                  static_cast<int>(p.rows),
+                  w.splits,
                   p.y_dtype == DType::BF16};
   with_weight(w, [&]<exl3::Codebook Book, int HalfBits>() { launch_few<Book, HalfBits>(a, stream); });
 }
@@ -157,8 +186,9 @@ void exl3_linear_many(const Exl3Linear& p, CudaStream stream) {
   for (int64_t column = 0; column < w.out; column += chunk) {
     const int first = static_cast<int>(column / 16), count = static_cast<int>(std::min(chunk, w.out - column) / 16);
     decode(w, {w.trellis, weights, nullptr, w.in, w.out, first, count}, stream);
-    launch_many({weights, xh, w.svh, w.bias, p.y, w.in, w.out, p.rows, first, count, w.splits, p.y_dtype == DType::BF16},
-                stream);
+    launch_many(
+        {weights, xh, w.svh, w.bias, p.y, w.in, w.out, p.rows, first, count, w.splits, p.y_dtype == DType::BF16},
+        stream);
   }
 }
 

@@ -11,7 +11,7 @@ constexpr int kRows = 128, kStageTiles = 2, kStages = 4;
 constexpr int kWeightBytes = 8 * 512, kRowBytes = kRows * 32;  // of one k-tile
 constexpr int kTileBytes = kWeightBytes + kRowBytes, kStageBytes = kStageTiles * kTileBytes;
 constexpr int kSharedBytes =
-    kStages * kStageBytes > kRows * kColumnStride * 4 ? kStages * kStageBytes : kRows * kColumnStride * 4;
+    kStages * kStageBytes > kRows* kColumnStride * 4 ? kStages* kStageBytes : kRows* kColumnStride * 4;
 
 __global__ void __launch_bounds__(256, 1) exl3_many_kernel(const ManyArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
@@ -46,32 +46,41 @@ __global__ void __launch_bounds__(256, 1) exl3_many_kernel(const ManyArgs a) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[m][n][i] = 0.0f, total[m][n][i] = -0.0f;  // -0 + p is p for every p
 
+  uint4 w[2][4];
+  uint2 x[2][4];
+  const auto load = [&](int slot, int q) {
+    const std::byte* tile = shared + slot * kStageBytes + q * kTileBytes;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) w[q][m] = *reinterpret_cast<const uint4*>(tile + (wm * 4 + m) * 512 + lane * 16);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      x[q][n] = *reinterpret_cast<const uint2*>(tile + kWeightBytes + (wn * 4 + n) * 256 + lane * 8);
+  };
+  const auto multiply = [&](int q) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const uint32_t f[4] = {w[q][m].x, w[q][m].y, w[q][m].z, w[q][m].w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) mma_16816(acc[m][n], f, x[q][n].x, x[q][n].y);
+    }
+  };
+
+  // Fragments of a tile are loaded while the tile before is multiplied.
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) fetch(s * kStageTiles, s);
+  copy_wait<kStages - 2>();
+  __syncthreads();
+  load(0, 0);
   int split = 0, boundary = exl3_split_begin(a.in, a.splits, 1);
   for (int t = 0, slot = 0; t < tiles; t += kStageTiles) {
-    copy_wait<kStages - 2>();
+    load(slot, 1);
+    multiply(0);
+    copy_wait<kStages - 3>();
     __syncthreads();
     fetch(t + (kStages - 1) * kStageTiles, (slot + kStages - 1) % kStages);
-    const std::byte* stage = shared + slot * kStageBytes;
-#pragma unroll
-    for (int q = 0; q < kStageTiles; ++q) {
-      uint4 w[4];
-      uint2 x[4];
-#pragma unroll
-      for (int m = 0; m < 4; ++m)
-        w[m] = *reinterpret_cast<const uint4*>(stage + q * kTileBytes + (wm * 4 + m) * 512 + lane * 16);
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        x[n] = *reinterpret_cast<const uint2*>(stage + q * kTileBytes + kWeightBytes + (wn * 4 + n) * 256 + lane * 8);
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const uint32_t f[4] = {w[m].x, w[m].y, w[m].z, w[m].w};
-#pragma unroll
-        for (int n = 0; n < 4; ++n) mma_16816(acc[m][n], f, x[n].x, x[n].y);
-      }
-    }
     slot = (slot + 1) % kStages;
+    load(slot, 0);
+    multiply(1);
     if (t + kStageTiles == boundary) {
 #pragma unroll
       for (int m = 0; m < 4; ++m)
@@ -90,8 +99,7 @@ __global__ void __launch_bounds__(256, 1) exl3_many_kernel(const ManyArgs a) {
 
   float* z = reinterpret_cast<float*>(shared);
 #pragma unroll
-  for (int m = 0; m < 4; ++m)
-    store_columns<4>(z + wn * 32 * kColumnStride, wm * 64 + m * 16, lane, 32, total[m]);
+  for (int m = 0; m < 4; ++m) store_columns<4>(z + wn * 32 * kColumnStride, wm * 64 + m * 16, lane, 32, total[m]);
   __syncthreads();
   const int64_t column = int64_t{a.first + column_tile} * 16;
   for (int r = warp; r < live_rows; r += 8) {

@@ -1,5 +1,5 @@
-// Many rows: weights of a chunk of outputs are decoded once to fp16 fragments in the workspace, then multiplied in tiles
-// of 128 outputs x 128 rows, each output with the chain and order of the few-row kernel.
+// Many rows: weights of a chunk of outputs are decoded once to fp16 fragments in the workspace, then multiplied in
+// tiles of 128 outputs x 128 rows, each output with the chain and order of the few-row kernel.
 #pragma once
 
 #include "kernels/cuda/exl3_chain.cuh"
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(256) exl3_decode_kernel(const DecodeArgs a) {
   for (int64_t i = int64_t{blockIdx.x} * 8 + threadIdx.x / 32; i < tiles; i += warps) {
     const int64_t k = i / a.count, n = a.first + i % a.count;
     uint32_t f[4];
-    decode_tile<Book, HalfBits>(
-        reinterpret_cast<const uint32_t*>(a.trellis + (k * (a.out / 16) + n) * (8 * HalfBits)), bits, f);
+    decode_tile<Book, HalfBits>(reinterpret_cast<const uint32_t*>(a.trellis + (k * (a.out / 16) + n) * (8 * HalfBits)),
+                                bits, f);
     if (a.fragments != nullptr) reinterpret_cast<uint4*>(a.fragments)[i * 32 + lane] = {f[0], f[1], f[2], f[3]};
     if (a.plain != nullptr)
       for (int j = 0; j < 8; ++j) {

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Makes the README's kernel table from a receipt of fnx-kernel-bench.
+
+Usage: kernel_table.py [--rows 1,16,4096] RECEIPT
+Prints markdown: a line with the card and its ceilings, then one row a matrix and width with microseconds at each row count
+and, for one row, the multiple of the floor (the larger of bytes over the read ceiling and values over the decode ceiling).
+Exit code: 0, or 2 when the receipt is unreadable or holds no figures.
+"""
+import argparse
+import json
+import sys
+
+
+def fail(why):
+    print(f"kernel_table.py: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", default="1,16,4096")
+    parser.add_argument("receipt")
+    options = parser.parse_args()
+    try:
+        with open(options.receipt, encoding="utf-8") as file:
+            receipt = json.load(file)
+        cases = {c["name"]: c for c in receipt["result"]["cases"]}
+        times = {m["name"]: m["median"] for m in receipt["measurements"] if m["phase"] == "cold"}
+        warm = {m["name"]: m["median"] for m in receipt["measurements"] if m["phase"] == "warm"}
+        device = receipt["effective"]["device"]["value"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"{options.receipt}: {error}")
+    wanted = options.rows.split(",")
+
+    def rate(name, key, series):
+        return cases[name][key] / series[name] if name in cases and series.get(name) else 0.0
+
+    read = rate("ceiling/read", "moved_bytes", times)
+    mma = rate("ceiling/mma", "flops", warm)
+    decode = max([rate(n, "trellis_values", warm) for n in cases if n.startswith("ceiling/decode/")] or [0.0])
+    if not read or not decode:
+        fail(f"{options.receipt}: no ceilings were measured")
+    print(f"{device}: read {read / 1e3:.0f} GB/s, trellis decode {decode / 1e6:.2f}e12 values/s, "
+          f"mma {mma / 1e6:.0f} TFLOP/s; microseconds, weights from memory.\n")
+    print("| kernel | bits | " + " | ".join(f"{r} rows" if r != "1" else "1 row" for r in wanted) + " | x floor |")
+    print("| --- | --- | " + " | ".join("---:" for _ in wanted) + " | ---: |")
+    seen = []
+    for name in times:
+        parts = name.split("/")
+        if len(parts) == 4 and (parts[0], parts[1], parts[2]) not in seen:
+            seen.append((parts[0], parts[1], parts[2]))
+    for kernel, book, bits in seen:
+        names = [f"{kernel}/{book}/{bits}/rows{r}" for r in wanted]
+        cells = [f"{times[n]:.1f}" if times.get(n) is not None else "" for n in names]
+        one = f"{kernel}/{book}/{bits}/rows1"
+        over = ""
+        if times.get(one):
+            floor = max(cases[one]["moved_bytes"] / read, cases[one]["trellis_values"] / decode)
+            over = f"{times[one] / floor:.2f}"
+        print(f"| {kernel} | {bits} | " + " | ".join(cells) + f" | {over} |")
+
+
+if __name__ == "__main__":
+    main()
