@@ -27,9 +27,26 @@ inline bool aligned16(std::initializer_list<const void*> pointers) {
   return true;
 }
 
-inline void check_launched(const char* kernel) {
-  const cudaError_t e = cudaGetLastError();
-  if (e != cudaSuccess) throw Error(ErrorKind::Device, std::string(kernel) + ": " + cudaGetErrorString(e));
+// Launches a kernel that may start while the one before it in the stream still runs; the kernel itself waits, see
+// below.
+template <class... P>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared, cudaStream_t stream,
+            const P&... params) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
+  config.attrs = &early, config.numAttrs = 1;
+  const cudaError_t e = cudaLaunchKernelEx(&config, kernel, params...);
+  if (e != cudaSuccess) throw Error(ErrorKind::Device, std::string(name) + ": " + cudaGetErrorString(e));
+}
+
+// Every kernel calls this before it touches anything that a launch may have written; only weights, and what the launch
+// before the previous one has written, may be read earlier. The next kernel may start once all blocks have called it.
+__device__ __forceinline__ void wait_previous() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // Blocks of `size` that cover n, as a grid axis.
@@ -65,6 +82,16 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
   sum = fmaf(a.y, b.y, sum);
   sum = fmaf(a.z, b.z, sum);
   return fmaf(a.w, b.w, sum);
+}
+
+// Exclusive sum over the warps of a block of 32 warps, from each warp's value in `warps`.
+template <class T>
+__device__ __forceinline__ T before_warp(const T* warps) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T v = lane < warp ? warps[lane] : T{0};
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
+  return v;
 }
 
 struct LaneRow {

@@ -11,6 +11,7 @@ namespace {
 
 template <class T>
 __global__ void __launch_bounds__(256) embed_kernel(EmbedParams p) {
+  wait_previous();
   const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * p.copies * p.width) return;
   const int64_t row = i / (p.copies * p.width), h = i % p.width;
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(256) embed_kernel(EmbedParams p) {
 }
 
 __global__ void __launch_bounds__(256) add_kernel(AddParams p) {
+  wait_previous();
   const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * p.width) return;
   p.out[i] = p.a[i] + p.b[i / p.width / p.repeat * p.width + i % p.width];
@@ -25,6 +27,7 @@ __global__ void __launch_bounds__(256) add_kernel(AddParams p) {
 
 template <class T>
 __global__ void __launch_bounds__(256) move_rows_kernel(MoveRowsParams p) {
+  wait_previous();
   const int64_t words = p.row_bytes / static_cast<int64_t>(sizeof(T)), i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * words) return;
   const int64_t row = i / words, other = p.ids[row];
@@ -41,23 +44,21 @@ void embed(const EmbedParams& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const unsigned blocks = blocks_of(p.rows * p.copies * p.width, 256);
   if (p.table_dtype == DType::BF16)
-    embed_kernel<__nv_bfloat16><<<blocks, 256, 0, stream>>>(p);
+    launch("embed", embed_kernel<__nv_bfloat16>, blocks, 256, 0, stream, p);
   else if (p.table_dtype == DType::F16)
-    embed_kernel<__half><<<blocks, 256, 0, stream>>>(p);
+    launch("embed", embed_kernel<__half>, blocks, 256, 0, stream, p);
   else {
     require(p.table_dtype == DType::F32, "embed", "a table of F16, BF16 or F32 (bytes of an element)",
             {static_cast<int64_t>(dtype_size(p.table_dtype))});
-    embed_kernel<float><<<blocks, 256, 0, stream>>>(p);
+    launch("embed", embed_kernel<float>, blocks, 256, 0, stream, p);
   }
-  check_launched("embed");
 }
 
 void add(const AddParams& p, cudaStream_t stream) {
   require(p.rows >= 0 && p.width > 0 && p.repeat > 0 && p.rows % p.repeat == 0, "add",
           "rows a multiple of repeat (rows, width, repeat)", {p.rows, p.width, p.repeat});
   if (p.rows == 0) return;
-  add_kernel<<<blocks_of(p.rows * p.width, 256), 256, 0, stream>>>(p);
-  check_launched("add");
+  launch("add", add_kernel, blocks_of(p.rows * p.width, 256), 256, 0, stream, p);
 }
 
 void move_rows(const MoveRowsParams& p, cudaStream_t stream) {
@@ -65,10 +66,9 @@ void move_rows(const MoveRowsParams& p, cudaStream_t stream) {
           "rows of a multiple of 4 bytes (rows, row bytes)", {p.rows, p.row_bytes});
   if (p.rows == 0) return;
   if (p.row_bytes % 16 == 0 && aligned16({p.from, p.to}))
-    move_rows_kernel<uint4><<<blocks_of(p.rows * p.row_bytes / 16, 256), 256, 0, stream>>>(p);
+    launch("move_rows", move_rows_kernel<uint4>, blocks_of(p.rows * p.row_bytes / 16, 256), 256, 0, stream, p);
   else
-    move_rows_kernel<uint32_t><<<blocks_of(p.rows * p.row_bytes / 4, 256), 256, 0, stream>>>(p);
-  check_launched("move_rows");
+    launch("move_rows", move_rows_kernel<uint32_t>, blocks_of(p.rows * p.row_bytes / 4, 256), 256, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

@@ -16,6 +16,7 @@ __device__ __forceinline__ float& part(float4& v, int i) { return reinterpret_ca
 
 // One warp a head of a row, four channels a lane.
 __global__ void __launch_bounds__(64, 8) gdn_conv_kernel(GdnParams p) {
+  wait_previous();
   const int heads = static_cast<int>(2 * p.key_heads + p.value_heads), taps = static_cast<int>(p.taps);
   const int64_t unit = int64_t{blockIdx.x} * 2 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32, head = static_cast<int>(unit % heads), r = static_cast<int>(unit / heads);
@@ -54,6 +55,8 @@ struct Token {
   float2 gates;
 };
 
+constexpr int kAhead = 4;  // tokens loaded ahead of their use
+
 // Four warps of eight value columns. Lane 2 i + j holds keys 8 i .. 8 i + 7 of columns 4 j .. 4 j + 3.
 __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
   const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[lane_index];
@@ -76,11 +79,13 @@ __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
     x.gates = reinterpret_cast<const float2*>(p.gates)[r * p.value_heads + head];
     return x;
   };
-  if (l.z <= 0) return;
-  Token next = load(0);
-  for (int i = 0; i < l.z; ++i) {
-    Token x = next;
-    if (i + 1 < l.z) next = load(i + 1);
+  wait_previous();  // the state is not of the previous launch, which is gdn_conv
+  Token ring[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)
+    if (i < l.z) ring[i] = load(i);
+  const auto step = [&](const Token& token, int i) {
+    Token x = token;
     float4 m = make_float4(0, 0, 0, 0), o = m, d;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -111,13 +116,21 @@ __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) part(o, c) += __shfl_xor_sync(kFullWarp, part(o, c), width);
     if (lane < 2) *reinterpret_cast<float4*>(p.out + (int64_t{l.y + i} * p.value_heads + head) * kDim + column) = o;
-  }
+  };
+  for (int first = 0; first < l.z; first += kAhead)
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= l.z) break;
+      step(ring[i], first + i);
+      if (first + i + kAhead < l.z) ring[i] = load(first + i + kAhead);
+    }
 #pragma unroll
   for (int i = 0; i < 8; ++i) *reinterpret_cast<float4*>(state + i * kDim) = s[i];
 }
 
 // Keeps the last taps - 1 rows of qkv; a later row is read before an earlier one's place is overwritten.
 __device__ void keep_rows(const GdnParams& p, int lane_index, int block) {
+  wait_previous();
   const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[lane_index];
   const int64_t channels = (2 * p.key_heads + p.value_heads) * kDim, history = p.taps - 1;
   const int64_t ch = int64_t{block} * 128 + threadIdx.x;
@@ -139,6 +152,7 @@ __global__ void __launch_bounds__(128) gdn_recurrence_kernel(GdnParams p) {
 
 // One warp a head of a row.
 __global__ void __launch_bounds__(128) gdn_norm_kernel(GdnParams p) {
+  wait_previous();
   const int64_t unit = int64_t{blockIdx.x} * 4 + threadIdx.x / 32;
   if (unit >= p.rows * p.value_heads) return;
   const int lane = threadIdx.x % 32;
@@ -168,23 +182,21 @@ void check_gdn(const GdnParams& p) {
 void gdn_conv(const GdnParams& p, cudaStream_t stream) {
   check_gdn(p);
   if (p.rows == 0) return;
-  gdn_conv_kernel<<<blocks_of(p.rows * (2 * p.key_heads + p.value_heads), 2), 64, 0, stream>>>(p);
-  check_launched("gdn_conv");
+  launch("gdn_conv", gdn_conv_kernel, blocks_of(p.rows * (2 * p.key_heads + p.value_heads), 2), 64, 0, stream, p);
 }
 
 void gdn_recurrence(const GdnParams& p, cudaStream_t stream) {
   check_gdn(p);
   if (p.rows == 0 || p.lanes.count == 0) return;
   const auto blocks = static_cast<unsigned>(p.value_heads * kHeadChunks + 2 * p.key_heads + p.value_heads);
-  gdn_recurrence_kernel<<<dim3(blocks, static_cast<unsigned>(p.lanes.count)), 128, 0, stream>>>(p);
-  check_launched("gdn_recurrence");
+  launch("gdn_recurrence", gdn_recurrence_kernel, dim3(blocks, static_cast<unsigned>(p.lanes.count)), 128, 0, stream,
+         p);
 }
 
 void gdn_norm(const GdnParams& p, cudaStream_t stream) {
   check_gdn(p);
   if (p.rows == 0) return;
-  gdn_norm_kernel<<<blocks_of(p.rows * p.value_heads, 4), 128, 0, stream>>>(p);
-  check_launched("gdn_norm");
+  launch("gdn_norm", gdn_norm_kernel, blocks_of(p.rows * p.value_heads, 4), 128, 0, stream, p);
 }
 
 void gdn(const GdnParams& p, cudaStream_t stream) {

@@ -38,7 +38,7 @@ struct GdnParams {
 void gdn(const GdnParams& p, cudaStream_t stream);
 // Fills convolved and gates; the state is only read.
 void gdn_conv(const GdnParams& p, cudaStream_t stream);
-// Updates delta and conv_state; out holds the heads' raw outputs.
+// Updates delta and conv_state; out holds the heads' raw outputs. Must be the launch after gdn_conv.
 void gdn_recurrence(const GdnParams& p, cudaStream_t stream);
 // out = norm * out / rms(out) * gate(z), in place.
 void gdn_norm(const GdnParams& p, cudaStream_t stream);

@@ -13,6 +13,7 @@ constexpr int kMostSlots = 32;
 // One warp a row; lane i holds experts i, i + 32, ..
 template <int kEach>
 __global__ void __launch_bounds__(32) router_kernel(RouterParams p) {
+  wait_previous();
   const int lane = threadIdx.x, experts = static_cast<int>(p.experts), k = static_cast<int>(p.k);
   const float* logits = p.logits + int64_t{blockIdx.x} * experts;
   float x[kEach];
@@ -39,10 +40,16 @@ __global__ void __launch_bounds__(32) router_kernel(RouterParams p) {
   int id = 0;
   float weight = 0, sum = 0;
   for (int slot = 0; slot < k; ++slot) {
-    int best = INT_MIN, at = 0;
+    // The highest rank of this lane, the lowest expert of those: a tree, so that the comparisons overlap.
+    int tree[kEach], place[kEach];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j)
-      if (rank[j] > best) best = rank[j], at = j;
+    for (int j = 0; j < kEach; ++j) tree[j] = rank[j], place[j] = j;
+#pragma unroll
+    for (int step = 1; step < kEach; step *= 2)
+#pragma unroll
+      for (int j = 0; j + step < kEach; j += 2 * step)
+        if (tree[j + step] > tree[j]) tree[j] = tree[j + step], place[j] = place[j + step];
+    const int best = tree[0], at = place[0];
     const int top = __reduce_max_sync(kFullWarp, best);
     const int winner = __reduce_min_sync(kFullWarp, best == top ? at * 32 + lane : INT_MAX);
     const float w = top == -1 ? NAN : __int_as_float(top);
@@ -58,11 +65,13 @@ __global__ void __launch_bounds__(32) router_kernel(RouterParams p) {
 }
 
 __global__ void __launch_bounds__(256) swiglu_kernel(SwigluParams p) {
+  wait_previous();
   const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i < p.count) p.out[i] = silu(p.gate[i]) * p.up[i];
 }
 
 __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
+  wait_previous();
   const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 128 + threadIdx.x;
   if (i >= p.rows * quads) return;
   const int64_t row = i / quads, h = i % quads;
@@ -72,7 +81,7 @@ __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
     sum = make_float4(fmaf(w, v.x, sum.x), fmaf(w, v.y, sum.y), fmaf(w, v.z, sum.z), fmaf(w, v.w, sum.w));
   };
 #pragma unroll 5
-  for (int64_t j = 0; j < p.k; ++j) step(__ldg(p.weights + row * p.k + j), __ldg(slots + j * quads));
+  for (int64_t j = 0; j < p.k; ++j) step(p.weights[row * p.k + j], slots[j * quads]);
   step(sigmoid(p.shared_gate[row]), reinterpret_cast<const float4*>(p.shared)[i]);
   reinterpret_cast<float4*>(p.y)[i] = sum;
 }
@@ -85,27 +94,24 @@ void router(const RouterParams& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const auto blocks = static_cast<unsigned>(p.rows);
   if (p.experts <= 128)
-    router_kernel<4><<<blocks, 32, 0, stream>>>(p);
+    launch("router", router_kernel<4>, blocks, 32, 0, stream, p);
   else if (p.experts <= 512)
-    router_kernel<16><<<blocks, 32, 0, stream>>>(p);
+    launch("router", router_kernel<16>, blocks, 32, 0, stream, p);
   else
-    router_kernel<32><<<blocks, 32, 0, stream>>>(p);
-  check_launched("router");
+    launch("router", router_kernel<32>, blocks, 32, 0, stream, p);
 }
 
 void swiglu(const SwigluParams& p, cudaStream_t stream) {
   require(p.count >= 0, "swiglu", "a count of 0 or more", {p.count});
   if (p.count == 0) return;
-  swiglu_kernel<<<blocks_of(p.count, 256), 256, 0, stream>>>(p);
-  check_launched("swiglu");
+  launch("swiglu", swiglu_kernel, blocks_of(p.count, 256), 256, 0, stream, p);
 }
 
 void combine(const CombineParams& p, cudaStream_t stream) {
   require(p.hidden > 0 && p.hidden % 4 == 0 && p.k >= 1 && p.rows >= 0 && aligned16({p.slots, p.shared, p.y}),
           "combine", "H a multiple of 4 and 16-byte alignment (H, k, rows)", {p.hidden, p.k, p.rows});
   if (p.rows == 0) return;
-  combine_kernel<<<blocks_of(p.rows * p.hidden / 4, 128), 128, 0, stream>>>(p);
-  check_launched("combine");
+  launch("combine", combine_kernel, blocks_of(p.rows * p.hidden / 4, 128), 128, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

@@ -19,8 +19,13 @@ __global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p) 
 #pragma unroll
   for (int j = 0; j < kKept; ++j) {
     const int i = j * 256 + threadIdx.x;
+    wv[j] = i < n ? __ldg(w + i) : make_float4(0, 0, 0, 0);
+  }
+  wait_previous();
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    const int i = j * 256 + threadIdx.x;
     v[j] = i < n ? x[i] : make_float4(0, 0, 0, 0);
-    wv[j] = i < n ? __ldg(w + i) : v[j];
   }
   float sum = 0;
 #pragma unroll
@@ -38,37 +43,59 @@ __global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p) 
   for (int i = kKept * 256 + threadIdx.x; i < n; i += 256) put(i, x[i], w[i]);
 }
 
-// One warp a stream, 16 elements of H and 8 kRowTiles rows a block.
-template <int kRowTiles>
+// One warp a stream, 16 kOutTiles elements of H and 8 kRowTiles rows a block. kAhead is 0 for many rows.
+template <int kRowTiles, int kOutTiles, int kAhead>
 __global__ void __launch_bounds__(256) hc_up_kernel(HcMixParams p) {
-  extern __shared__ float gated[];  // [streams][8 kRowTiles][16]
-  constexpr int kCells = 8 * kRowTiles * kTileOut;
-  const int64_t first_h = int64_t{blockIdx.x} * kTileOut, first_row = int64_t{blockIdx.y} * 8 * kRowTiles;
+  extern __shared__ float gated[];  // [streams][8 kRowTiles][16 kOutTiles]
+  constexpr int kWide = kTileOut * kOutTiles, kCells = 8 * kRowTiles * kWide;
+  const int64_t first_h = int64_t{blockIdx.x} * kWide, first_row = int64_t{blockIdx.y} * 8 * kRowTiles;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int64_t wide = p.streams * p.hidden, first_out = warp * p.hidden + first_h;
-  float acc[kRowTiles][4] = {};
-  mma_chain<kRowTiles>(static_cast<const __half*>(p.up), p.rank, first_out, wide, p.low, first_row, p.rows, 0,
-                       static_cast<int>((p.rank + kUnit - 1) / kUnit), acc);
+  float acc[kOutTiles][kRowTiles][4] = {};
+  const ChainPlace place{static_cast<const __half*>(p.up),
+                         p.low,
+                         p.rank,
+                         first_out,
+                         (warp + 1) * p.hidden,
+                         first_row,
+                         p.rows,
+                         0,
+                         static_cast<int>((p.rank + kUnit - 1) / kUnit)};
+  float xn[kOutTiles][kRowTiles][4];
+  const auto each = [&](auto fn) {  // fn(value of xn, of acc, row, element of H of this block)
 #pragma unroll
-  for (int n = 0; n < kRowTiles; ++n)
+    for (int o = 0; o < kOutTiles; ++o)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 8 * n + 2 * t + i % 2, h = g + i / 2 * 8;
-      if (first_row + row >= p.rows) continue;
-      const float xn = p.normed[(first_row + row) * wide + first_out + h];
-      gated[warp * kCells + row * kTileOut + h] = sigmoid(acc[n][i]) * xn;
-    }
+      for (int n = 0; n < kRowTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = 8 * n + 2 * t + i % 2, h = o * kTileOut + g + i / 2 * 8;
+          if (first_row + row < p.rows && first_h + h < p.hidden) fn(xn[o][n][i], acc[o][n][i], row, h);
+        }
+  };
+  const auto load = [&] {
+    each([&](float& x, float, int row, int h) { x = p.normed[(first_row + row) * wide + first_out + h]; });
+  };
+  if constexpr (kAhead > 0) {
+    mma_chain_few<kRowTiles, kAhead>(place, acc, load);
+  } else {
+    wait_previous();
+    mma_chain_many<kRowTiles, kOutTiles>(place, acc);
+    load();
+  }
+  each([&](float x, float mix, int row, int h) { gated[warp * kCells + row * kWide + h] = sigmoid(mix) * x; });
   __syncthreads();
   for (int cell = threadIdx.x; cell < kCells; cell += blockDim.x) {
-    const int64_t row = first_row + cell / kTileOut;
-    if (row >= p.rows) break;
+    const int64_t row = first_row + cell / kWide, h = first_h + cell % kWide;
+    if (row >= p.rows || h >= p.hidden) continue;
     float sum = gated[cell];
     for (int s = 1; s < p.streams; ++s) sum += gated[s * kCells + cell];
-    p.u[row * p.hidden + first_h + cell % kTileOut] = sum / static_cast<float>(p.streams);
+    p.u[row * p.hidden + h] = sum / static_cast<float>(p.streams);
   }
 }
 
 __global__ void __launch_bounds__(256) hc_inject_kernel(HcInjectParams p) {
+  wait_previous();
   const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * p.streams * quads) return;
   const int64_t site = i / quads, row = site / p.streams;
@@ -94,8 +121,7 @@ void grouped_norm(const GroupedNormParams& p, cudaStream_t stream) {
           "grouped_norm", "groups of a multiple of 4 elements, 16-byte alignment (group, groups, rows)",
           {p.group, p.groups, p.rows});
   if (p.rows == 0) return;
-  grouped_norm_kernel<<<static_cast<unsigned>(p.rows * p.groups), 256, 0, stream>>>(p);
-  check_launched("grouped_norm");
+  launch("grouped_norm", grouped_norm_kernel, static_cast<unsigned>(p.rows * p.groups), 256, 0, stream, p);
 }
 
 int64_t hc_counters(int64_t streams, int64_t hidden, int64_t rank) {
@@ -126,14 +152,13 @@ void hc_up(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
   if (p.rows == 0) return;
   const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(32 * p.streams);
-  const size_t shared = threads / 32 * 8 * kTileOut * sizeof(float);  // of one row tile
+  const size_t cells = p.streams * 8 * kTileOut * sizeof(float);  // of one row tile and one output tile
   if (p.rows <= 8)
-    hc_up_kernel<1><<<dim3(tiles, 1), threads, shared, stream>>>(p);
+    launch("hc_up", hc_up_kernel<1, 1, 10>, tiles, threads, cells, stream, p);
   else if (p.rows <= 16)
-    hc_up_kernel<2><<<dim3(tiles, 1), threads, 2 * shared, stream>>>(p);
+    launch("hc_up", hc_up_kernel<2, 1, 5>, tiles, threads, 2 * cells, stream, p);
   else
-    hc_up_kernel<8><<<dim3(tiles, blocks_of(p.rows, 64)), threads, 8 * shared, stream>>>(p);
-  check_launched("hc_up");
+    launch("hc_up", hc_up_kernel<4, 2, 0>, dim3((tiles + 1) / 2, blocks_of(p.rows, 32)), threads, 8 * cells, stream, p);
 }
 
 void hc_mix(const HcMixParams& p, cudaStream_t stream) {
@@ -147,8 +172,7 @@ void hc_inject(const HcInjectParams& p, cudaStream_t stream) {
   require(p.hidden % 4 == 0 && p.streams > 0 && p.rows >= 0 && aligned16({p.y, p.stack}), "hc_inject",
           "H a multiple of 4 and 16-byte alignment (H, streams, rows)", {p.hidden, p.streams, p.rows});
   if (p.rows == 0) return;
-  hc_inject_kernel<<<blocks_of(p.rows * p.streams * p.hidden / 4, 256), 256, 0, stream>>>(p);
-  check_launched("hc_inject");
+  launch("hc_inject", hc_inject_kernel, blocks_of(p.rows * p.streams * p.hidden / 4, 256), 256, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

@@ -16,73 +16,127 @@ __device__ __forceinline__ float finish(Finish f, float v, float n) {
   return v;
 }
 
-// One block a tile of 16 outputs and 8 kRowTiles rows; kSpread: blockIdx.y is the split, and the last block of a tile
-// to finish adds the splits; otherwise blockIdx.y is the row tile and the block takes the splits in turn.
-template <int kRowTiles, bool kSpread>
-__global__ void __launch_bounds__(256) plain_kernel(PlainLaunch p) {
+constexpr int kManyRows = 32, kManyOuts = 32;  // tile of the kernel for many rows
+
+template <int kRows>
+__device__ __forceinline__ void put_cells(float* cells, const float (&acc)[kRows / 8][4]) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int n = 0; n < kRows / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) cells[(8 * n + 2 * t + i % 2) * kTileOut + g + i / 2 * 8] = acc[n][i];
+}
+
+template <int kCells>
+__device__ __forceinline__ float add_slices(const float (&cells)[kTileSlices][kCells], int cell) {
+  float sum = cells[0][cell];
+#pragma unroll
+  for (int s = 1; s < kTileSlices; ++s) sum += cells[s][cell];
+  return sum;
+}
+
+__device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatrix& m, int64_t row, int64_t out,
+                                           float v) {
+  if (row >= p.rows || out >= m.out) return;
+  if (m.bias != nullptr) v += m.bias[out];
+  m.y[row * m.out + out] = finish(m.finish, v, p.streams);
+}
+
+// Counts a block in and returns how many came before; what they wrote before it is then visible here.
+__device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+// blockIdx: tile of 16 outputs, split. The last block of a tile to finish adds the splits.
+template <int kRowTiles, int kAhead>
+__global__ void __launch_bounds__(256) plain_few_kernel(PlainLaunch p) {
   constexpr int kRows = 8 * kRowTiles, kCells = kTileOut * kRows, kEach = (kCells + 255) / 256;
   __shared__ float cells[kTileSlices][kCells];
   __shared__ bool last;
   const bool second = blockIdx.x >= p.tiles;
   const PlainMatrix& m = p.matrix[second];
   const int64_t first_out = (blockIdx.x - (second ? p.tiles : 0)) * kTileOut;
-  const int64_t first_row = kSpread ? 0 : int64_t{blockIdx.y} * kRows;
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-
+  const int warp = threadIdx.x / 32, from = (blockIdx.y * kTileSlices + warp) * p.slice_units;
+  float acc[1][kRowTiles][4] = {};
+  mma_chain_few<kRowTiles, kAhead>(
+      {m.w, p.x, p.in, first_out, m.out, 0, p.rows, from, min(from + p.slice_units, p.units)}, acc, [] {});
+  put_cells<kRows>(cells[warp], acc[0]);
+  __syncthreads();
   float total[kEach];
-  for (int split = kSpread ? blockIdx.y : 0; split < (kSpread ? blockIdx.y + 1 : p.splits); ++split) {
-    float acc[kRowTiles][4] = {};
-    const int from = (split * kTileSlices + warp) * p.slice_units;
-    mma_chain<kRowTiles>(m.w, p.in, first_out, m.out, p.x, first_row, p.rows, from, min(from + p.slice_units, p.units),
-                         acc);
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) cells[warp][(8 * n + 2 * t + i % 2) * kTileOut + g + i / 2 * 8] = acc[n][i];
-    __syncthreads();
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const int cell = e * 256 + threadIdx.x;
-      if (cell >= kCells) break;
-      float sum = cells[0][cell];
-#pragma unroll
-      for (int s = 1; s < kTileSlices; ++s) sum += cells[s][cell];
-      total[e] = kSpread || split == 0 ? sum : total[e] + sum;
-    }
-    __syncthreads();
-  }
-
-  if (kSpread && p.splits > 1) {
+  for (int e = 0; e < kEach; ++e)
+    if (e * 256 + threadIdx.x < kCells) total[e] = add_slices(cells, e * 256 + threadIdx.x);
+  if (p.splits > 1) {
     float* mine = p.partials + (int64_t{blockIdx.x} * p.splits) * kCells;
 #pragma unroll
     for (int e = 0; e < kEach; ++e)
-      if (e * 256 + threadIdx.x < kCells) mine[int64_t{blockIdx.y} * kCells + e * 256 + threadIdx.x] = total[e];
-    __threadfence();
+      if (e * 256 + threadIdx.x < kCells) __stcg(mine + blockIdx.y * kCells + e * 256 + threadIdx.x, total[e]);
     __syncthreads();
     if (threadIdx.x == 0) {
-      last = atomicAdd(p.counters + blockIdx.x, 1u) == static_cast<uint32_t>(p.splits - 1);
+      last = arrive(p.counters + blockIdx.x) == static_cast<uint32_t>(p.splits - 1);
       if (last) p.counters[blockIdx.x] = 0;
     }
     __syncthreads();
     if (!last) return;
-    __threadfence();
+    constexpr int kBatch = 10;  // splits in flight
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       const int cell = e * 256 + threadIdx.x;
       if (cell >= kCells) break;
-      float sum = __ldcg(mine + cell);
-      for (int s = 1; s < p.splits; ++s) sum += __ldcg(mine + int64_t{s} * kCells + cell);
-      total[e] = sum;
+      for (int s0 = 0; s0 < p.splits; s0 += kBatch) {
+        float v[kBatch];
+#pragma unroll
+        for (int s = 0; s < kBatch; ++s) v[s] = s0 + s < p.splits ? __ldcg(mine + (s0 + s) * kCells + cell) : 0.0f;
+#pragma unroll
+        for (int s = 0; s < kBatch; ++s)
+          if (s0 + s < p.splits) total[e] = s0 + s == 0 ? v[s] : total[e] + v[s];
+      }
     }
   }
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     const int cell = e * 256 + threadIdx.x;
-    const int64_t row = first_row + cell / kTileOut, out = first_out + cell % kTileOut;
-    if (cell >= kCells || row >= p.rows || out >= m.out) continue;
-    const float v = m.bias != nullptr ? total[e] + m.bias[out] : total[e];
-    m.y[row * m.out + out] = finish(m.finish, v, p.streams);
+    if (cell < kCells) put_output(p, m, cell / kTileOut, first_out + cell % kTileOut, total[e]);
   }
+}
+
+// blockIdx: tile of 32 outputs, tile of 32 rows. Takes the splits in turn.
+__global__ void __launch_bounds__(256) plain_many_kernel(PlainLaunch p, int64_t tiles) {
+  constexpr int kRowTiles = kManyRows / 8, kOutTiles = kManyOuts / kTileOut, kCells = kTileOut * kManyRows;
+  __shared__ float cells[kTileSlices][kCells];
+  wait_previous();
+  const bool second = blockIdx.x >= tiles;
+  const PlainMatrix& m = p.matrix[second];
+  const int64_t first_out = (blockIdx.x - (second ? tiles : 0)) * kManyOuts;
+  const int64_t first_row = int64_t{blockIdx.y} * kManyRows;
+  const int warp = threadIdx.x / 32;
+  float total[kOutTiles][2];
+  for (int split = 0; split < p.splits; ++split) {
+    float acc[kOutTiles][kRowTiles][4] = {};
+    const int from = (split * kTileSlices + warp) * p.slice_units;
+    mma_chain_many<kRowTiles, kOutTiles>(
+        {m.w, p.x, p.in, first_out, m.out, first_row, p.rows, from, min(from + p.slice_units, p.units)}, acc);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) {
+      put_cells<kManyRows>(cells[warp], acc[o]);
+      __syncthreads();
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float sum = add_slices(cells, e * 256 + threadIdx.x);
+        total[o][e] = split == 0 ? sum : total[o][e] + sum;
+      }
+      __syncthreads();
+    }
+  }
+#pragma unroll
+  for (int o = 0; o < kOutTiles; ++o)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int cell = e * 256 + threadIdx.x;
+      put_output(p, m, first_row + cell / kTileOut, first_out + o * kTileOut + cell % kTileOut, total[o][e]);
+    }
 }
 
 template <class T>
@@ -93,6 +147,7 @@ __device__ __forceinline__ float to_float(T v) {
 // One warp an output, four rows at a time, each row a chain of its own.
 template <class T>
 __global__ void __launch_bounds__(256) plain_fma_kernel(PlainLinearParams p) {
+  wait_previous();
   constexpr int kRows = 4;
   const int64_t out = int64_t{blockIdx.x} * 8 + threadIdx.x / 32, first = int64_t{blockIdx.y} * kRows;
   if (out >= p.out) return;
@@ -137,17 +192,21 @@ int64_t plain_partials(int64_t rows, int64_t in, int64_t out) {
 
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
   if (p.rows == 0) return;
-  const auto tiles =
-      static_cast<unsigned>(p.tiles + (p.matrix[1].w != nullptr ? (p.matrix[1].out + kTileOut - 1) / kTileOut : 0));
+  const auto tiles_of = [&](int tile) {
+    return blocks_of(p.matrix[0].out, tile) + (p.matrix[1].w != nullptr ? blocks_of(p.matrix[1].out, tile) : 0);
+  };
+  const dim3 few(tiles_of(kTileOut), static_cast<unsigned>(p.splits));
   if (p.rows > kSpreadRowsMax)
-    plain_kernel<8, false><<<dim3(tiles, blocks_of(p.rows, 64)), 256, 0, stream>>>(p);
+    launch(name, plain_many_kernel, dim3(tiles_of(kManyOuts), blocks_of(p.rows, kManyRows)), 256, 0, stream, p,
+           int64_t{blocks_of(p.matrix[0].out, kManyOuts)});
   else if (row_tiles(p.rows) == 8)
-    plain_kernel<8, true><<<dim3(tiles, p.splits), 256, 0, stream>>>(p);
+    launch(name, plain_few_kernel<8, 2>, few, 256, 0, stream, p);
   else if (row_tiles(p.rows) == 2)
-    plain_kernel<2, true><<<dim3(tiles, p.splits), 256, 0, stream>>>(p);
+    launch(name, plain_few_kernel<2, 5>, few, 256, 0, stream, p);
+  else if (p.slice_units <= 2)
+    launch(name, plain_few_kernel<1, 2>, few, 256, 0, stream, p);
   else
-    plain_kernel<1, true><<<dim3(tiles, p.splits), 256, 0, stream>>>(p);
-  check_launched(name);
+    launch(name, plain_few_kernel<1, 5>, few, 256, 0, stream, p);
 }
 
 void plain_linear(const PlainLinearParams& p, cudaStream_t stream) {
@@ -172,12 +231,11 @@ void plain_linear(const PlainLinearParams& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const dim3 grid(blocks_of(p.out, 8), blocks_of(p.rows, 4));
   if (p.dtype == DType::F16)
-    plain_fma_kernel<__half><<<grid, 256, 0, stream>>>(p);
+    launch("plain_linear", plain_fma_kernel<__half>, grid, 256, 0, stream, p);
   else if (p.dtype == DType::BF16)
-    plain_fma_kernel<__nv_bfloat16><<<grid, 256, 0, stream>>>(p);
+    launch("plain_linear", plain_fma_kernel<__nv_bfloat16>, grid, 256, 0, stream, p);
   else
-    plain_fma_kernel<float><<<grid, 256, 0, stream>>>(p);
-  check_launched("plain_linear");
+    launch("plain_linear", plain_fma_kernel<float>, grid, 256, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

@@ -28,49 +28,122 @@ __device__ __forceinline__ void split2(float a, float b, uint32_t& hi, uint32_t&
   lo = as_word(__floats2half2_rn(a - f.x, b - f.y));
 }
 
-// acc += W[first_out .. +16) x[first_row .. + 8 kRowTiles) over units [from, to), one chain a tile of 16 x 8. Lane 4 g
-// + t holds inputs 8 t .. 8 t + 7 of outputs g and g + 8 and of row g of each row tile. acc[n]: outputs (g, g, g + 8, g
-// + 8), rows (2 t, 2 t + 1) of tile n. Outputs and rows beyond the matrix count as zero.
+// Where a warp's part of a product lies.
+struct ChainPlace {
+  const __half* w = nullptr;  // [outs, in]
+  const float* x = nullptr;   // [rows, in]
+  int64_t in = 0, first_out = 0, outs = 0, first_row = 0, rows = 0;
+  int from = 0, to = 0;  // units
+};
+
+// The same as one lane sees it. Lane 4 g + t holds inputs 8 t .. 8 t + 7 of outputs g and g + 8 of each output tile and
+// of row g of each row tile. Outputs, rows and inputs beyond the matrix count as zero.
+struct ChainLane {
+  const __half* w;  // output g of the first tile, input 8 t
+  const float* x;   // row g of the first tile, input 8 t
+  int64_t in;
+  int outs, rows;  // that are left from these on
+  int to;          // units that hold inputs of this lane
+  __device__ explicit ChainLane(const ChainPlace& c) : in(c.in) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    w = c.w + (c.first_out + g) * in + 8 * t;
+    x = c.x + (c.first_row + g) * in + 8 * t;
+    outs = static_cast<int>(min(c.outs - c.first_out - g, int64_t{1} << 20));
+    rows = static_cast<int>(min(c.rows - c.first_row - g, int64_t{1} << 20));
+    to = min(c.to, (static_cast<int>(in) - 8 * t + kUnit - 1) / kUnit);
+  }
+};
+
+// 16 bytes of weights, or zeros. Volatile, so that it stays ahead of wait_previous().
+__device__ __forceinline__ uint4 load_weight(const __half* from, bool here) {
+  uint4 v;
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(from), "r"(static_cast<int>(here)));
+  return v;
+}
+
+template <int kOutTiles>
+__device__ __forceinline__ void load_weights(const ChainLane& c, int unit, uint4 (&w)[kOutTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kOutTiles; ++i)
+    w[i / 2][i % 2] = load_weight(c.w + 8 * i * c.in + unit * kUnit, unit < c.to && 8 * i < c.outs);
+}
+
 template <int kRowTiles>
-__device__ __forceinline__ void mma_chain(const __half* w, int64_t in, int64_t first_out, int64_t outs, const float* x,
-                                          int64_t first_row, int64_t rows, int from, int to,
-                                          float (&acc)[kRowTiles][4]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const bool low = first_out + g < outs, high = first_out + g + 8 < outs;
-  const __half* w0 = w + (first_out + g) * in + 8 * t;
-  const __half* w1 = w0 + 8 * in;
-  const float* x0 = x + (first_row + g) * in + 8 * t;
-  constexpr int kAhead = 4;
-  for (int u0 = from; u0 < to; u0 += kAhead) {
-    uint4 a[kAhead], b[kAhead];
+__device__ __forceinline__ void load_rows(const ChainLane& c, int unit, float4 (&x)[kRowTiles][2]) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int64_t k = int64_t{u0 + i} * kUnit;
-      const bool inside = u0 + i < to && k + 8 * t < in;
-      a[i] = inside && low ? __ldg(reinterpret_cast<const uint4*>(w0 + k)) : make_uint4(0, 0, 0, 0);
-      b[i] = inside && high ? __ldg(reinterpret_cast<const uint4*>(w1 + k)) : make_uint4(0, 0, 0, 0);
+  for (int n = 0; n < kRowTiles; ++n) {
+    const bool here = unit < c.to && 8 * n < c.rows;
+    const float4* from = reinterpret_cast<const float4*>(c.x + 8 * n * c.in + unit * kUnit);
+    x[n][0] = here ? from[0] : make_float4(0, 0, 0, 0);
+    x[n][1] = here ? from[1] : make_float4(0, 0, 0, 0);
+  }
+}
+
+// One unit of every chain of the warp. acc[o][n]: outputs (g, g, g + 8, g + 8) of tile o, rows (2 t, 2 t + 1) of tile
+// n.
+template <int kRowTiles, int kOutTiles>
+__device__ __forceinline__ void mma_unit(const uint4 (&w)[kOutTiles][2], const float4 (&x)[kRowTiles][2],
+                                         float (&acc)[kOutTiles][kRowTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) {
+    uint32_t h0, h1, l0, l1, h2, h3, l2, l3;
+    split2(x[n][0].x, x[n][0].y, h0, l0), split2(x[n][0].z, x[n][0].w, h1, l1);
+    split2(x[n][1].x, x[n][1].y, h2, l2), split2(x[n][1].z, x[n][1].w, h3, l3);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].x, w[o][1].x, w[o][0].y, w[o][1].y, h0, h1);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].x, w[o][1].x, w[o][0].y, w[o][1].y, l0, l1);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].z, w[o][1].z, w[o][0].w, w[o][1].w, h2, h3);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].z, w[o][1].z, w[o][0].w, w[o][1].w, l2, l3);
+  }
+}
+
+// Few rows: kAhead units of weights are in flight, the first of them before the previous launch has ended; `begin` runs
+// when it has, before the rows are loaded.
+template <int kRowTiles, int kAhead, class Begin>
+__device__ __forceinline__ void mma_chain_few(const ChainPlace& place, float (&acc)[1][kRowTiles][4], Begin begin) {
+  const ChainLane c(place);
+  constexpr int kGroup = kRowTiles == 1 ? (kAhead % 5 == 0 ? 5 : 2) : kRowTiles == 2 ? (kAhead % 5 == 0 ? 5 : 2) : 1;
+  uint4 w[kAhead][1][2];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load_weights(c, place.from + i, w[i]);
+  wait_previous();
+  begin();
+  for (int first = place.from; first < place.to;) {
+#pragma unroll
+    for (int i0 = 0; i0 < kAhead; i0 += kGroup) {
+      float4 x[kGroup][kRowTiles][2];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) load_rows(c, first + i0 + i, x[i]);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i)
+        if (first + i0 + i < place.to) mma_unit(w[i0 + i], x[i], acc);
     }
+    first += kAhead;
+    if (first < place.to)
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (u0 + i >= to) break;
-      const int64_t k = int64_t{u0 + i} * kUnit;
-      const bool inside = k + 8 * t < in;
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-        float4 p = make_float4(0, 0, 0, 0), q = p;
-        if (inside && first_row + 8 * n + g < rows) {
-          const float4* from_x = reinterpret_cast<const float4*>(x0 + 8 * n * in + k);
-          p = __ldg(from_x), q = __ldg(from_x + 1);
-        }
-        uint32_t h0, h1, l0, l1;
-        split2(p.x, p.y, h0, l0), split2(p.z, p.w, h1, l1);
-        mma_f16(acc[n], a[i].x, b[i].x, a[i].y, b[i].y, h0, h1);
-        mma_f16(acc[n], a[i].x, b[i].x, a[i].y, b[i].y, l0, l1);
-        split2(q.x, q.y, h0, l0), split2(q.z, q.w, h1, l1);
-        mma_f16(acc[n], a[i].z, b[i].z, a[i].w, b[i].w, h0, h1);
-        mma_f16(acc[n], a[i].z, b[i].z, a[i].w, b[i].w, l0, l1);
-      }
-    }
+      for (int i = 0; i < kAhead; ++i) load_weights(c, first + i, w[i]);
+  }
+}
+
+// Many rows: the next unit is loaded while this one is multiplied.
+template <int kRowTiles, int kOutTiles>
+__device__ __forceinline__ void mma_chain_many(const ChainPlace& place, float (&acc)[kOutTiles][kRowTiles][4]) {
+  const ChainLane c(place);
+  uint4 w[2][kOutTiles][2];
+  float4 x[2][kRowTiles][2];
+  load_weights(c, place.from, w[0]), load_rows(c, place.from, x[0]);
+  for (int u = place.from; u < place.to; u += 2) {
+    load_weights(c, u + 1, w[1]), load_rows(c, u + 1, x[1]);
+    mma_unit(w[0], x[0], acc);
+    load_weights(c, u + 2, w[0]), load_rows(c, u + 2, x[0]);
+    if (u + 1 < place.to) mma_unit(w[1], x[1], acc);
   }
 }
 

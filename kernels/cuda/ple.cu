@@ -19,10 +19,12 @@ __device__ __forceinline__ float decode_mul1(uint32_t state) {
 }
 
 __global__ void __launch_bounds__(256) ngram_decode_kernel(NgramDecodeParams p) {
+  wait_previous();
   const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * p.heads * p.dim) return;
-  const int64_t site = i / p.dim, d = i % p.dim;
-  const float bias = p.bias != nullptr ? p.bias[site % p.heads * p.dim + d] : 0.0f;
+  const int dim = static_cast<int>(p.dim), d = static_cast<int>(i % dim);
+  const int64_t site = i / dim;
+  const float bias = p.bias != nullptr ? p.bias[site % p.heads * dim + d] : 0.0f;
   if (p.bits == 0) {
     const float v = p.dtype == DType::F32    ? static_cast<const float*>(p.packed)[i]
                     : p.dtype == DType::BF16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.packed)[i])
@@ -31,11 +33,11 @@ __global__ void __launch_bounds__(256) ngram_decode_kernel(NgramDecodeParams p) 
     return;
   }
   const int bits = p.bits;
-  const uint16_t* words = static_cast<const uint16_t*>(p.packed) + site * (1 + p.dim * bits / 16);
+  const uint16_t* words = static_cast<const uint16_t*>(p.packed) + site * (1 + dim * bits / 16);
   // Bits of the state: the low ones from this value's place, the next from the value before, around the ring.
   uint32_t state = 0;
   for (int m = 0; m < 16; m += bits) {
-    const int64_t back = ((d - m / bits) % p.dim + p.dim) % p.dim, bit = back * bits;
+    const int bit = ((d - m / bits) % dim + dim) % dim * bits;
     uint32_t window = words[1 + bit / 16];
     if (bit % 16 + bits > 16) window |= uint32_t{words[2 + bit / 16]} << 16;
     state |= (window >> (bit % 16) & ((1u << bits) - 1)) << m;
@@ -45,6 +47,7 @@ __global__ void __launch_bounds__(256) ngram_decode_kernel(NgramDecodeParams p) 
 
 // One block a stream of a row: the gate and the normed, gated value.
 __global__ void __launch_bounds__(256) ple_gate_kernel(PleMixParams p) {
+  wait_previous();
   __shared__ float sums[8];
   const int64_t site = blockIdx.x, row = site / p.streams, stream = site % p.streams;
   const int hidden = static_cast<int>(p.hidden);
@@ -76,6 +79,7 @@ __global__ void __launch_bounds__(256) ple_gate_kernel(PleMixParams p) {
 }
 
 __global__ void __launch_bounds__(256) ple_conv_kernel(PleMixParams p) {
+  wait_previous();
   const int64_t wide = p.streams * p.hidden, i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * wide) return;
   const int64_t r = i / wide, ch = i % wide, history = (p.taps - 1) * p.dilation;
@@ -94,6 +98,7 @@ __global__ void __launch_bounds__(256) ple_conv_kernel(PleMixParams p) {
 
 // Keeps the last rows of c; a later row is read before an earlier one's place is overwritten. blockIdx.y: the lane.
 __global__ void __launch_bounds__(256) ple_keep_kernel(PleMixParams p) {
+  wait_previous();
   const int64_t wide = p.streams * p.hidden, ch = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (ch >= wide) return;
   const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[blockIdx.y];
@@ -114,8 +119,7 @@ void ngram_decode(const NgramDecodeParams& p, cudaStream_t stream) {
   require(p.bits > 0 || p.dtype == DType::F16 || p.dtype == DType::BF16 || p.dtype == DType::F32, "ngram_decode",
           "F16, BF16 or F32 rows at 0 bits (bytes of an element)", {static_cast<int64_t>(dtype_size(p.dtype))});
   if (p.rows == 0) return;
-  ngram_decode_kernel<<<blocks_of(p.rows * p.heads * p.dim, 256), 256, 0, stream>>>(p);
-  check_launched("ngram_decode");
+  launch("ngram_decode", ngram_decode_kernel, blocks_of(p.rows * p.heads * p.dim, 256), 256, 0, stream, p);
 }
 
 void ple_mix(const PleMixParams& p, cudaStream_t stream) {
@@ -124,10 +128,10 @@ void ple_mix(const PleMixParams& p, cudaStream_t stream) {
           {p.rows, p.streams, p.hidden, p.taps, p.dilation, p.lanes.count});
   if (p.rows == 0 || p.lanes.count == 0) return;
   const int64_t wide = p.streams * p.hidden;
-  ple_gate_kernel<<<static_cast<unsigned>(p.rows * p.streams), 256, 0, stream>>>(p);
-  ple_conv_kernel<<<blocks_of(p.rows * wide, 256), 256, 0, stream>>>(p);
-  ple_keep_kernel<<<dim3(blocks_of(wide, 256), static_cast<unsigned>(p.lanes.count)), 256, 0, stream>>>(p);
-  check_launched("ple_mix");
+  launch("ple_gate", ple_gate_kernel, static_cast<unsigned>(p.rows * p.streams), 256, 0, stream, p);
+  launch("ple_conv", ple_conv_kernel, blocks_of(p.rows * wide, 256), 256, 0, stream, p);
+  launch("ple_keep", ple_keep_kernel, dim3(blocks_of(wide, 256), static_cast<unsigned>(p.lanes.count)), 256, 0, stream,
+         p);
 }
 
 }  // namespace fnx::cuda

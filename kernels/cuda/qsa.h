@@ -63,10 +63,10 @@ void qsa_select(const QsaSelectParams& p, cudaStream_t stream);
 void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStream_t stream);
 
 // BF16 pages: the query and the weights of a part are split into three bf16 numbers each (exact to 24 bits). A score is
-// one mma.sync m16n8k16 chain over dims ascending, the query's parts in descending size within a step; values likewise
-// over the part's keys. The parts' (max, sum, weighted values) are merged in ascending order in fp32; then the division
-// by the sum, then sigmoid(gate). F32 pages: fp32 fma chains in the same parts, a dot product as 32 lanes of dims lane,
-// lane + 32, .. and a butterfly.
+// the sum, greatest first, of one mma.sync m16n8k16 chain over dims ascending for each of the query's three; weighted
+// values are one chain over the part's keys ascending, the weight's three in descending size within a step. The parts'
+// (max, sum, weighted values) are merged in ascending order in fp32; then the division by the sum, then sigmoid(gate).
+// F32 pages: fp32 fma chains in the same parts, a dot product as 32 lanes of dims lane, lane + 32, .. and a butterfly.
 struct QsaAttendParams {
   QsaShape shape;
   QsaCache cache;

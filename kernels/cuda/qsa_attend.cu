@@ -105,12 +105,27 @@ __device__ __forceinline__ void split3(float x, __nv_bfloat16* to, int stride) {
   }
 }
 
+// The same for four neighbours.
+__device__ __forceinline__ void split3x4(float4 x, __nv_bfloat16* to, int stride) {
+#pragma unroll
+  for (int i = 0; i < kSplit; ++i) {
+    const __nv_bfloat162 a = __floats2bfloat162_rn(x.x, x.y), b = __floats2bfloat162_rn(x.z, x.w);
+    const float2 fa = __bfloat1622float2(a), fb = __bfloat1622float2(b);
+    *reinterpret_cast<uint2*>(to + i * stride) =
+        make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+    x = make_float4(x.x - fa.x, x.y - fa.y, x.z - fb.x, x.w - fb.y);
+  }
+}
+
 __device__ void load_query(const QsaAttendParams& p, Tile& tile, int r, int kv) {
   const int group = static_cast<int>(p.shape.heads / p.shape.kv_heads);
   const float* q = p.query_gate + (int64_t{r} * p.shape.heads + kv * group) * 2 * kHeadDim;
-  for (int i = threadIdx.x; i < kMostGroup * kHeadDim; i += kThreads) {
-    const int head = i / kHeadDim, d = i % kHeadDim;
-    split3(head < group ? q[head * 2 * kHeadDim + d] : 0.0f, &tile.query[0][head][d], kMostGroup * kStride);
+#pragma unroll
+  for (int i = 0; i < kMostGroup * kHeadDim / kThreads / 4; ++i) {
+    const int head = (i * kThreads + threadIdx.x) / (kHeadDim / 4), d = threadIdx.x % (kHeadDim / 4) * 4;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (head < group) v = *reinterpret_cast<const float4*>(q + head * 2 * kHeadDim + d);
+    split3x4(v, &tile.query[0][head][d], kMostGroup * kStride);
   }
 }
 
@@ -136,7 +151,7 @@ __device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   asm volatile("cp.async.wait_group 1;");
   __syncthreads();
-  float score[2][4] = {};
+  float score[kSplit][2][4] = {};
 #pragma unroll 4
   for (int k = 0; k < kHeadDim; k += 16) {
     uint32_t b[4], a[4];
@@ -144,8 +159,8 @@ __device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
 #pragma unroll
     for (int i = 0; i < kSplit; ++i) {
       load_matrices(a, &tile.query[i][lane % 16][k + lane / 16 * 8]);
-      mma_bf16(score[0], a, b[0], b[1]);
-      mma_bf16(score[1], a, b[2], b[3]);
+      mma_bf16(score[i][0], a, b[0], b[1]);
+      mma_bf16(score[i][1], a, b[2], b[3]);
     }
   }
 #pragma unroll
@@ -153,7 +168,8 @@ __device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = 16 * warp + 8 * n + 2 * t + i % 2;
-      tile.scores[g + i / 2 * 8][key] = tile.place[key] < 0 ? -INFINITY : score[n][i] * kScale;
+      const float s = score[0][n][i] + score[1][n][i] + score[2][n][i];
+      tile.scores[g + i / 2 * 8][key] = tile.place[key] < 0 ? -INFINITY : s * kScale;
     }
   __syncthreads();
 #pragma unroll
@@ -201,6 +217,7 @@ __device__ __forceinline__ float* part_of(const QsaAttendParams& p, int64_t row,
 
 // blockIdx: part, KV head, row.
 __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams p) {
+  wait_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   Tile& tile = *reinterpret_cast<Tile*>(memory);
   const int part = blockIdx.x, kv = blockIdx.y, r = blockIdx.z;
@@ -224,27 +241,62 @@ __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams 
             make_float2(sum[n][2 * i], sum[n][2 * i + 1]);
 }
 
-// One block a head of a row, one thread a dim: merges the parts in ascending order.
+// One block a head of a row, one thread a dim: merges the parts in ascending order. The factors of all parts follow
+// from the running maxima, which are exact, so they are found side by side; `memory` holds two floats a part and the
+// totals.
 __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p, int parts) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  float2* factors = reinterpret_cast<float2*>(memory);
+  float* totals = reinterpret_cast<float*>(factors + parts);
+  wait_previous();
   const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
-  const int r = blockIdx.x / heads, head = blockIdx.x % heads, g = head % group, d = threadIdx.x;
+  const int r = blockIdx.x / heads, head = blockIdx.x % heads, g = head % group, d = threadIdx.x, lane = d % 32;
   const int used = (key_list(p, r).count + kPartKeys - 1) / kPartKeys;
   if (used == 0) return;
   const float* from = part_of(p, r, head / group, 0, parts);
   const int64_t step = int64_t{group} * (kHeadDim + 2);
-  Running run;
-  float sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < used; ++i, from += step) {
-    const float2 f = run.merge(from[g], from[group + g], i == 0);
-    sum = merged(sum, from[2 * group + g * kHeadDim + d], f, i == 0);
-  }
   const int64_t at = int64_t{r} * heads + head;
-  p.out[at * kHeadDim + d] = gated(sum, run.total, p.query_gate[(2 * at + 1) * kHeadDim + d]);
+  const float gate = p.query_gate[(2 * at + 1) * kHeadDim + d];
+  if (d < 32) {
+    float before = -INFINITY;  // maximum of the parts before this run of 32
+    for (int i0 = 0; i0 < used; i0 += 32) {
+      const int i = i0 + lane;
+      const float m = i < used ? from[i * step + g] : -INFINITY;
+      if (i < used) totals[i] = from[i * step + group + g];
+      float top = m;
+#pragma unroll
+      for (int w = 1; w < 32; w *= 2) {
+        const float other = __shfl_up_sync(kFullWarp, top, w);
+        if (lane >= w) top = fmaxf(top, other);
+      }
+      top = fmaxf(top, before);
+      const float above = __shfl_up_sync(kFullWarp, top, 1), was = lane == 0 ? before : above;
+      if (i < used) factors[i] = i == 0 ? make_float2(0, 1) : make_float2(expf(was - top), expf(m - top));
+      before = __shfl_sync(kFullWarp, top, 31);
+    }
+  }
+  constexpr int kBatch = 12;  // parts in flight
+  const float* values = from + 2 * group + g * kHeadDim + d;
+  float sum = 0, total = 0, v[kBatch];
+  for (int i0 = 0; i0 < used; i0 += kBatch) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) v[j] = i0 + j < used ? values[(i0 + j) * step] : 0.0f;
+    if (i0 == 0) __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = i0 + j;
+      if (i >= used) break;
+      const float2 f = factors[i];
+      total = merged(total, totals[i], f, i == 0);
+      sum = merged(sum, v[j], f, i == 0);
+    }
+  }
+  p.out[at * kHeadDim + d] = gated(sum, total, gate);
 }
 
 // blockIdx: KV head, row. The same parts, one after another.
 __global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p) {
+  wait_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   Tile& tile = *reinterpret_cast<Tile*>(memory);
   const int kv = blockIdx.x, r = blockIdx.y;
@@ -284,6 +336,7 @@ __global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p
 
 // F32 pages: one block a KV head of a row, one thread a dim of the values.
 __global__ void __launch_bounds__(kHeadDim) attend_f32_kernel(QsaAttendParams p) {
+  wait_previous();
   __shared__ float query[kMostGroup][kHeadDim], scores[kMostGroup][kPartKeys], highest[kMostGroup], totals[kMostGroup];
   __shared__ int64_t place[kPartKeys];
   const int kv = blockIdx.x, r = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = threadIdx.x;
@@ -369,18 +422,17 @@ void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
   if (s.rows == 0 || s.lanes.count == 0) return;
   const auto rows = static_cast<unsigned>(s.rows), kv = static_cast<unsigned>(s.kv_heads);
   if (p.cache.dtype == DType::F32) {
-    attend_f32_kernel<<<dim3(kv, rows), kHeadDim, 0, stream>>>(p);
+    launch("attend_f32", attend_f32_kernel, dim3(kv, rows), kHeadDim, 0, stream, p);
   } else if (s.rows <= kSpreadRows) {
     const auto parts = static_cast<unsigned>(most_parts(s));
     allow_tile(attend_parts_kernel);
-    attend_parts_kernel<<<dim3(parts, kv, rows), kThreads, sizeof(Tile), stream>>>(p);
-    check_launched("qsa_attend");
-    merge_parts_kernel<<<static_cast<unsigned>(s.rows * s.heads), kHeadDim, 0, stream>>>(p, static_cast<int>(parts));
+    launch("attend_parts", attend_parts_kernel, dim3(parts, kv, rows), kThreads, sizeof(Tile), stream, p);
+    launch("merge_parts", merge_parts_kernel, static_cast<unsigned>(s.rows * s.heads), kHeadDim,
+           parts * 3 * sizeof(float), stream, p, static_cast<int>(parts));
   } else {
     allow_tile(attend_rows_kernel);
-    attend_rows_kernel<<<dim3(kv, rows), kThreads, sizeof(Tile), stream>>>(p);
+    launch("attend_rows", attend_rows_kernel, dim3(kv, rows), kThreads, sizeof(Tile), stream, p);
   }
-  check_launched("qsa_attend");
 }
 
 }  // namespace fnx::cuda

@@ -17,7 +17,7 @@ inline void check_qsa(const QsaShape& s, const char* kernel) {
           "heads, KV heads, index heads)",
           {s.head_dim, s.index_dim, s.rotary, s.heads, s.kv_heads, s.index_heads});
   require(s.ratio >= 1 && s.ratio <= 64 && s.page_tokens > 0 && s.page_tokens % s.ratio == 0 && s.blocks >= 1 &&
-              s.blocks <= 4096 && s.rows >= 0 && s.lanes.count < 65536,
+              s.blocks <= 4096 && s.blocks * s.ratio <= 65536 && s.rows >= 0 && s.lanes.count < 65536,
           kernel, "ratio up to 64, pages of whole blocks, 1 to 4096 selected blocks (ratio, page tokens, blocks, rows)",
           {s.ratio, s.page_tokens, s.blocks, s.rows});
 }

@@ -7,10 +7,12 @@ namespace fnx::cuda {
 namespace {
 
 constexpr int kBlockKeys = 128;  // blocks scored by one thread block: 16 a warp
-constexpr int kBins = 2048;
+constexpr int kBinBits = 11, kBins = 1 << kBinBits;
+constexpr int kBatch = 8;  // scores in flight a thread
 
 // blockIdx: run of index blocks, row. Eight lanes a key, four keys of each group of lanes at a time.
 __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int64_t first) {
+  wait_previous();
   extern __shared__ float4 query[];  // [index_heads][32]
   const QsaShape& s = p.shape;
   const int r = static_cast<int>(first + blockIdx.y), ih = static_cast<int>(s.index_heads);
@@ -52,10 +54,18 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
 // Scores are not negative: their bits are in their order; NaN below them all.
 __device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
 
+// Ranks of blocks i0, i0 + 1024, .., all loads in flight at once.
+__device__ __forceinline__ void batch_ranks(const float* scores, int i0, int complete, uint32_t (&rank)[kBatch]) {
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) rank[j] = i0 + j * 1024 < complete ? rank_of(scores[i0 + j * 1024]) : 0;
+}
+
 // One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
 __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
+  wait_previous();
   __shared__ uint32_t bins[kBins];
   __shared__ int warp_sums[32], warp_above[32], warp_equal[32];
+  __shared__ uint32_t warp_low[32], warp_high[32];
   __shared__ uint32_t found_bin;
   __shared__ int found_want;
   const QsaShape& s = p.shape;
@@ -70,21 +80,36 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   }
   const float* scores = p.scores + blockIdx.x * p.max_complete;
   const int lane = tid % 32, warp = tid / 32;
-  uint32_t prefix = 0;
+  // Ranks between the lowest and the highest of the row, cut into bins; then the bin of the last selected block, again.
+  uint32_t low = UINT32_MAX, high = 0;
+  for (int i0 = tid; i0 < complete; i0 += 1024 * kBatch) {
+    uint32_t rank[kBatch];
+    batch_ranks(scores, i0, complete, rank);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+      if (i0 + j * 1024 < complete) low = min(low, rank[j]), high = max(high, rank[j]);
+  }
+  low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
+  if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
+  __syncthreads();
+  low = __reduce_min_sync(kFullWarp, warp_low[lane]), high = __reduce_max_sync(kFullWarp, warp_high[lane]);
   int want = blocks;
-  const int shifts[3] = {20, 9, 0}, widths[3] = {11, 11, 9};
-  for (int pass = 0; pass < 3; ++pass) {
-    const int shift = shifts[pass], width = widths[pass];
+  while (low < high) {
+    const int shift = max(0, 32 - __clz(high - low) - kBinBits);
     for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
     __syncthreads();
-    for (int i = tid; i < complete; i += 1024) {
-      const uint32_t rank = rank_of(scores[i]);
-      if (rank >> (shift + width) == prefix) atomicAdd(bins + (rank >> shift & ((1u << width) - 1)), 1u);
+    for (int i0 = tid; i0 < complete; i0 += 1024 * kBatch) {
+      uint32_t rank[kBatch];
+      batch_ranks(scores, i0, complete, rank);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (i0 + j * 1024 < complete && rank[j] >= low && rank[j] <= high)
+          atomicAdd(bins + ((rank[j] - low) >> shift), 1u);
     }
     __syncthreads();
     // Counts from the highest bin down, two bins a thread.
-    const int high = kBins - 1 - 2 * tid;
-    const int c0 = static_cast<int>(bins[high]), c1 = static_cast<int>(bins[high - 1]);
+    const int top = kBins - 1 - 2 * tid;
+    const int c0 = static_cast<int>(bins[top]), c1 = static_cast<int>(bins[top - 1]);
     int before = c0 + c1;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -93,35 +118,36 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     }
     if (lane == 31) warp_sums[warp] = before;
     __syncthreads();
-    int base = 0;
-    for (int w = 0; w < warp; ++w) base += warp_sums[w];
-    before += base - c0 - c1;
-    if (before < want && want <= before + c0) found_bin = high, found_want = want - before;
-    if (before + c0 < want && want <= before + c0 + c1) found_bin = high - 1, found_want = want - before - c0;
+    before += before_warp(warp_sums) - c0 - c1;
+    if (before < want && want <= before + c0) found_bin = top, found_want = want - before;
+    if (before + c0 < want && want <= before + c0 + c1) found_bin = top - 1, found_want = want - before - c0;
     __syncthreads();
-    prefix = prefix << width | found_bin;
+    low += found_bin << shift;
+    high = min(high, low + ((1u << shift) - 1));
     want = found_want;
     __syncthreads();
   }
+  const uint32_t last = low;  // the rank of the last selected block; `want` blocks of it are selected
   // Each warp takes a run of blocks; those above the last rank and the first `want` equal to it are selected.
   const int run = (complete + 1023) / 1024 * 32, from = warp * run, to = min(from + run, complete);
   int above = 0, equal = 0;
+#pragma unroll 4
   for (int i = from + lane; i < from + run; i += 32) {
     const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
-    above += __popc(__ballot_sync(kFullWarp, i < to && rank > prefix));
-    equal += __popc(__ballot_sync(kFullWarp, i < to && rank == prefix));
+    above += __popc(__ballot_sync(kFullWarp, i < to && rank > last));
+    equal += __popc(__ballot_sync(kFullWarp, i < to && rank == last));
   }
   if (lane == 0) warp_above[warp] = above, warp_equal[warp] = equal;
   __syncthreads();
-  above = 0, equal = 0;
-  for (int w = 0; w < warp; ++w) above += warp_above[w], equal += warp_equal[w];
+  above = before_warp(warp_above), equal = before_warp(warp_equal);
   const unsigned below_me = (1u << lane) - 1;
+#pragma unroll 4
   for (int i = from + lane; i < from + run; i += 32) {
     const uint32_t rank = i < to ? rank_of(scores[i]) : 0;
-    const unsigned a = __ballot_sync(kFullWarp, i < to && rank > prefix);
-    const unsigned e = __ballot_sync(kFullWarp, i < to && rank == prefix);
+    const unsigned a = __ballot_sync(kFullWarp, i < to && rank > last);
+    const unsigned e = __ballot_sync(kFullWarp, i < to && rank == last);
     const int my_above = above + __popc(a & below_me), my_equal = equal + __popc(e & below_me);
-    if (i < to && (rank > prefix || (rank == prefix && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
+    if (i < to && (rank > last || (rank == last && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
     above += __popc(a), equal += __popc(e);
   }
 }
@@ -135,8 +161,7 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
           {first, count, p.score_rows, p.shape.rows});
   if (count == 0 || p.max_complete <= p.shape.blocks) return;
   const dim3 grid(blocks_of(p.max_complete, kBlockKeys), static_cast<unsigned>(count));
-  qsa_scores_kernel<<<grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream>>>(p, first);
-  check_launched("qsa_scores");
+  launch("qsa_scores", qsa_scores_kernel, grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream, p, first);
 }
 
 void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
@@ -148,8 +173,7 @@ void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
   for (int64_t first = 0; first < p.shape.rows; first += step) {
     const int64_t count = std::min(step, p.shape.rows - first);
     if (!all) qsa_scores(p, first, count, stream);
-    qsa_select_kernel<<<static_cast<unsigned>(count), 1024, 0, stream>>>(p, first);
-    check_launched("qsa_select");
+    launch("qsa_select", qsa_select_kernel, static_cast<unsigned>(count), 1024, 0, stream, p, first);
   }
 }
 

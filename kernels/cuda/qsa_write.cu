@@ -78,6 +78,7 @@ __device__ void pool_block(const QsaWriteParams& p, const LaneRow& l, int block,
 
 // One warp a head of a row: queries, keys, values, index queries, pooled block; then one warp a lane.
 __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(QsaWriteParams p) {
+  wait_previous();
   __shared__ float buffers[kWarps][kHeadDim];
   const QsaShape& s = p.shape;
   float* shared = buffers[threadIdx.x / 32];
@@ -143,8 +144,7 @@ void qsa_write(const QsaWriteParams& p, cudaStream_t stream) {
           "BF16 or F32 pages (bytes of an element)", {static_cast<int64_t>(dtype_size(p.cache.dtype))});
   if (s.rows == 0 || s.lanes.count == 0) return;
   const int64_t units = s.rows * (s.heads + 2 * s.kv_heads + s.index_heads + 1) + s.lanes.count;
-  qsa_write_kernel<<<blocks_of(units, kWarps), 32 * kWarps, 0, stream>>>(p);
-  check_launched("qsa_write");
+  launch("qsa_write", qsa_write_kernel, blocks_of(units, kWarps), 32 * kWarps, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

@@ -57,9 +57,13 @@ __device__ uint64_t best_of(const SampleLaunch& p, int64_t row, uint64_t* shared
   return block_merge<kWarps>(best, shared, Greater{});
 }
 
-// blockIdx: chunk, row.
+// A row's coarse histogram: masses by the high 11 bits of the rank, then counts.
+__device__ __forceinline__ uint64_t* bins_of(const SampleLaunch& p, int64_t row) { return p.bins + row * 2 * kBins; }
+
+// blockIdx: chunk, row. Clears the row's histogram for mass_kernel.
 __global__ void __launch_bounds__(256) best_kernel(SampleLaunch p) {
   __shared__ uint64_t shared[8];
+  wait_previous();
   const float* logits = p.logits + blockIdx.y * p.vocabulary;
   const int first = blockIdx.x * kChunk;
   uint64_t best = 0;
@@ -70,25 +74,45 @@ __global__ void __launch_bounds__(256) best_kernel(SampleLaunch p) {
   }
   best = block_merge<8>(best, shared, Greater{});
   if (threadIdx.x == 0) p.best[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = best;
+  if (!p.greedy && blockIdx.x == 0)
+    for (int i = threadIdx.x; i < 2 * kBins; i += 256) bins_of(p, blockIdx.y)[i] = 0;
 }
 
 __global__ void __launch_bounds__(128) greedy_kernel(SampleLaunch p) {
   __shared__ uint64_t shared[4];
+  wait_previous();
   const uint64_t best = best_of<4>(p, blockIdx.x, shared);
   if (threadIdx.x == 0) p.ids[blockIdx.x] = id_of(best);
 }
 
+__device__ __forceinline__ void add_to(uint64_t* bin, uint64_t amount) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(bin), static_cast<unsigned long long>(amount));
+}
+
+// blockIdx: chunk, row. Masses, and the row's coarse histogram.
 __global__ void __launch_bounds__(256) mass_kernel(SampleLaunch p) {
-  __shared__ uint64_t shared[8];
+  __shared__ uint64_t shared[8], bins[kBins];
+  __shared__ uint32_t counts[kBins];
+  wait_previous();
   const float temperature = p.rows[blockIdx.y].temperature;
   if (temperature <= 0) return;
   const float* logits = p.logits + blockIdx.y * p.vocabulary;
+  for (int i = threadIdx.x; i < kBins; i += 256) bins[i] = 0, counts[i] = 0;
   const float highest = logits[id_of(best_of<8>(p, blockIdx.y, shared))];
 #pragma unroll
   for (int i = 0; i < kChunk / 256; ++i) {
     const int id = blockIdx.x * kChunk + i * 256 + threadIdx.x;
-    if (id < p.valid) p.masses[blockIdx.y * p.valid + id] = mass_of(logits[id], highest, temperature);
+    if (id >= p.valid) break;
+    const uint64_t mass = mass_of(logits[id], highest, temperature);
+    const uint32_t bin = rank_of(logits[id]) >> 21;
+    p.masses[blockIdx.y * p.valid + id] = mass;
+    if (mass > 0) add_to(bins + bin, mass);
+    atomicAdd(counts + bin, 1u);
   }
+  __syncthreads();
+  uint64_t* to = bins_of(p, blockIdx.y);
+  for (int i = threadIdx.x; i < kBins; i += 256)
+    if (counts[i] > 0) add_to(to + i, bins[i]), add_to(to + kBins + i, counts[i]);
 }
 
 struct Shared {
@@ -97,6 +121,27 @@ struct Shared {
   uint64_t want;
   uint32_t bin;
   int id;
+};
+
+// A row as draw_kernel sees it.
+struct Row {
+  const float* logits = nullptr;
+  const uint64_t* masses = nullptr;
+  const uint64_t* coarse = nullptr;  // bins_of
+  int valid = 0;
+  // fn(rank, id) for every candidate of this thread, several logits in flight.
+  template <class Fn>
+  __device__ void each(Fn fn) const {
+    constexpr int kBatch = 16;
+    for (int i0 = threadIdx.x; i0 < valid; i0 += kBatch * kThreads) {
+      float x[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) x[j] = i0 + j * kThreads < valid ? logits[i0 + j * kThreads] : 0.0f;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (i0 + j * kThreads < valid) fn(rank_of(x[j]), i0 + j * kThreads);
+    }
+  }
 };
 
 // A place in the order of candidates: a rank, and the amount within it, from 1.
@@ -108,22 +153,22 @@ struct Place {
 // Where the running amount (candidates, or their masses of least_mass and more) first reaches `want`, from the highest
 // rank down. Integers, so the order of the additions does not matter.
 template <bool kMass>
-__device__ Place descend(const float* logits, const uint64_t* masses, int valid, uint64_t least_mass, uint64_t want,
-                         Shared& shared) {
+__device__ Place descend(const Row& row, uint64_t least_mass, uint64_t want, Shared& shared) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   uint32_t prefix = 0;
   const int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
   for (int pass = 0; pass < 3; ++pass) {
     const int shift = shifts[pass], width = widths[pass];
-    for (int i = tid; i < kBins; i += kThreads) shared.bins[i] = 0;
+    const bool known = pass == 0 && least_mass == 0;
+    for (int i = tid; i < kBins; i += kThreads) shared.bins[i] = known ? row.coarse[(kMass ? 0 : kBins) + i] : 0;
     __syncthreads();
-    for (int i = tid; i < valid; i += kThreads) {
-      const uint32_t rank = rank_of(logits[i]);
-      if (pass > 0 && rank >> (shift + width) != prefix) continue;
-      const uint64_t amount = kMass ? masses[i] : 1;
-      if (amount == 0 || (kMass && amount < least_mass)) continue;
-      atomicAdd(reinterpret_cast<unsigned long long*>(shared.bins + (rank >> shift & ((1u << width) - 1))), amount);
-    }
+    if (!known)
+      row.each([&](uint32_t rank, int id) {
+        if (pass > 0 && rank >> (shift + width) != prefix) return;
+        const uint64_t amount = kMass ? row.masses[id] : 1;
+        if (amount > 0 && (!kMass || amount >= least_mass))
+          add_to(shared.bins + (rank >> shift & ((1u << width) - 1)), amount);
+      });
     __syncthreads();
     const int high = kBins - 1 - 2 * tid;  // two bins a thread, the highest first
     const uint64_t c0 = shared.bins[high], c1 = shared.bins[high - 1];
@@ -135,8 +180,7 @@ __device__ Place descend(const float* logits, const uint64_t* masses, int valid,
     }
     if (lane == 31) shared.sums[warp] = before;
     __syncthreads();
-    for (int w = 0; w < warp; ++w) before += shared.sums[w];
-    before -= c0 + c1;
+    before += before_warp(shared.sums) - c0 - c1;
     if (before < want && want <= before + c0) shared.bin = high, shared.want = want - before;
     if (before + c0 < want && want <= before + c0 + c1) shared.bin = high - 1, shared.want = want - before - c0;
     __syncthreads();
@@ -147,30 +191,45 @@ __device__ Place descend(const float* logits, const uint64_t* masses, int valid,
   return {prefix, want};
 }
 
+// Mass of all candidates of the row.
+__device__ uint64_t whole_mass(const Row& row, Shared& shared) {
+  return block_merge<kThreads / 32>(row.coarse[threadIdx.x] + row.coarse[kThreads + threadIdx.x], shared.sums, Plus{});
+}
+
 // Mass of the candidates above a rank, of least_mass and more.
-__device__ uint64_t mass_above(const float* logits, const uint64_t* masses, int valid, uint32_t rank,
-                               uint64_t least_mass, Shared& shared) {
+__device__ uint64_t mass_above(const Row& row, uint32_t rank, uint64_t least_mass, Shared& shared) {
   uint64_t sum = 0;
-  for (int i = threadIdx.x; i < valid; i += kThreads)
-    if (rank_of(logits[i]) > rank && masses[i] >= least_mass) sum += masses[i];
+  row.each([&](uint32_t r, int id) {
+    if (r <= rank) return;
+    const uint64_t mass = row.masses[id];
+    if (mass >= least_mass) sum += mass;
+  });
   return block_merge<kThreads / 32>(sum, shared.sums, Plus{});
 }
 
 // The id of the index-th candidate of a rank, ids ascending.
-__device__ int id_at(const float* logits, int valid, uint32_t rank, int index, Shared& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int run = (valid + kThreads - 1) / kThreads * 32, from = warp * run;
-  int count = 0;
-  for (int i = from + lane; i < from + run; i += 32)
-    count += __popc(__ballot_sync(kFullWarp, i < valid && rank_of(logits[i]) == rank));
+__device__ int id_at(const Row& row, uint32_t rank, int index, Shared& shared) {
+  if (threadIdx.x == 0) shared.id = INT32_MAX;
   __syncthreads();
+  if (index == 0) {
+    row.each([&](uint32_t r, int id) {
+      if (r == rank) atomicMin(&shared.id, id);
+    });
+    __syncthreads();
+    return shared.id;
+  }
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int run = (row.valid + kThreads - 1) / kThreads * 32, from = warp * run;
+  int count = 0;
+#pragma unroll 8
+  for (int i = from + lane; i < from + run; i += 32)
+    count += __popc(__ballot_sync(kFullWarp, i < row.valid && rank_of(row.logits[i]) == rank));
   if (lane == 0) shared.sums[warp] = count;
   __syncthreads();
-  int before = 0;
-  for (int w = 0; w < warp; ++w) before += static_cast<int>(shared.sums[w]);
+  int before = static_cast<int>(before_warp(shared.sums));
   if (before <= index && index < before + count)
     for (int i = from + lane; i < from + run; i += 32) {
-      const bool equal = i < valid && rank_of(logits[i]) == rank;
+      const bool equal = i < row.valid && rank_of(row.logits[i]) == rank;
       const unsigned all = __ballot_sync(kFullWarp, equal);
       if (equal && before + __popc(all & ((1u << lane) - 1)) == index) shared.id = i;
       before += __popc(all);
@@ -182,42 +241,44 @@ __device__ int id_at(const float* logits, int valid, uint32_t rank, int index, S
 // One block a row.
 __global__ void __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
   __shared__ Shared shared;
-  const int64_t row = blockIdx.x;
-  const SampleRow s = p.rows[row];
-  const float* logits = p.logits + row * p.vocabulary;
-  const uint64_t* masses = p.masses + row * p.valid;
-  const int valid = static_cast<int>(p.valid), best = id_of(best_of<kThreads / 32>(p, row, shared.sums));
+  wait_previous();
+  const SampleRow s = p.rows[blockIdx.x];
+  const Row row{p.logits + blockIdx.x * p.vocabulary, p.masses + blockIdx.x * p.valid, bins_of(p, blockIdx.x),
+                static_cast<int>(p.valid)};
+  const int best = id_of(best_of<kThreads / 32>(p, blockIdx.x, shared.sums));
   int id = best;
   if (s.temperature > 0) {
-    const float highest = logits[best];
-    const bool cut = s.top_k > 0 && s.top_k < valid, nucleus = s.top_p < 1;
+    const float highest = row.logits[best];
+    const auto mass_at = [&](uint32_t rank) { return mass_of(logit_of(rank), highest, s.temperature); };
     // The last rank that is kept, and how many of its candidates.
-    Place last{0, static_cast<uint64_t>(valid)};
-    if (cut) last = descend<false>(logits, masses, valid, 0, s.top_k, shared);
-    const auto kept_mass = [&](uint64_t least) {
-      const uint64_t equal = mass_of(logit_of(last.rank), highest, s.temperature);
-      return mass_above(logits, masses, valid, last.rank, least, shared) + (equal >= least ? last.into * equal : 0);
-    };
-    uint64_t total = kept_mass(0);
-    if (nucleus && total > 0) {
-      const double want = ceil(static_cast<double>(s.top_p) * static_cast<double>(total));
-      const Place place = descend<true>(logits, masses, valid, 0,
-                                        min(total, max(uint64_t{1}, static_cast<uint64_t>(max(want, 0.0)))), shared);
-      last.rank = place.rank;
-      last.into = (place.into - 1) / mass_of(logit_of(place.rank), highest, s.temperature) + 1;
+    Place last{0, static_cast<uint64_t>(row.valid)};
+    uint64_t total = whole_mass(row, shared);
+    if (s.top_k > 0 && s.top_k < row.valid && total > 0) {
+      last = descend<false>(row, 0, s.top_k, shared);
+      total = mass_above(row, last.rank, 0, shared) + last.into * mass_at(last.rank);
     }
-    const double least = ceil(static_cast<double>(s.min_p) * kUnitMass);
-    const uint64_t least_mass = static_cast<uint64_t>(min(max(least, 0.0), 2 * kUnitMass));
-    total = kept_mass(least_mass);
+    if (s.top_p < 1 && total > 0) {
+      const double mass = fmax(ceil(static_cast<double>(s.top_p) * static_cast<double>(total)), 1.0);
+      const uint64_t want = min(total, static_cast<uint64_t>(mass));
+      const Place place = descend<true>(row, 0, want, shared);
+      const uint64_t each = mass_at(place.rank);
+      last = {place.rank, (place.into - 1) / each + 1};
+      total = want - place.into + last.into * each;
+    }
+    uint64_t least = 0;
+    if (s.min_p > 0 && total > 0) {
+      least = static_cast<uint64_t>(fmin(ceil(static_cast<double>(s.min_p) * kUnitMass), 2 * kUnitMass));
+      const uint64_t each = mass_at(last.rank);
+      total = mass_above(row, last.rank, least, shared) + (each >= least ? last.into * each : 0);
+    }
     if (total > 0) {
       const double u = uniform(s.seed, s.stream, static_cast<uint64_t>(s.position));
       const uint64_t want = min(total, static_cast<uint64_t>(u * static_cast<double>(total)) + 1);
-      const Place place = descend<true>(logits, masses, valid, least_mass, want, shared);
-      const uint64_t each = mass_of(logit_of(place.rank), highest, s.temperature);
-      id = id_at(logits, valid, place.rank, static_cast<int>((place.into - 1) / each), shared);
+      const Place place = descend<true>(row, least, want, shared);
+      id = id_at(row, place.rank, static_cast<int>((place.into - 1) / mass_at(place.rank)), shared);
     }
   }
-  if (threadIdx.x == 0) p.ids[row] = id;
+  if (threadIdx.x == 0) p.ids[blockIdx.x] = id;
 }
 
 }  // namespace
@@ -232,14 +293,13 @@ void sample(const SampleLaunch& p, cudaStream_t stream) {
   if (p.count == 0) return;
   const auto rows = static_cast<unsigned>(p.count);
   const dim3 chunks(static_cast<unsigned>(sample_chunks(p.valid)), rows);
-  best_kernel<<<chunks, 256, 0, stream>>>(p);
+  launch("sample", best_kernel, chunks, 256, 0, stream, p);
   if (p.greedy) {
-    greedy_kernel<<<rows, 128, 0, stream>>>(p);
+    launch("sample", greedy_kernel, rows, 128, 0, stream, p);
   } else {
-    mass_kernel<<<chunks, 256, 0, stream>>>(p);
-    draw_kernel<<<rows, kThreads, 0, stream>>>(p);
+    launch("sample", mass_kernel, chunks, 256, 0, stream, p);
+    launch("sample", draw_kernel, rows, kThreads, 0, stream, p);
   }
-  check_launched("sample");
 }
 
 }  // namespace fnx::cuda

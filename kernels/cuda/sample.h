@@ -24,6 +24,7 @@ struct SampleLaunch {
   bool greedy = false;         // every row has temperature 0: the masses are not needed
   uint64_t* masses = nullptr;  // workspace [R, valid], null when greedy
   uint64_t* best = nullptr;    // workspace [R, sample_chunks(valid)]
+  uint64_t* bins = nullptr;    // workspace [R, 2, 2048], null when greedy
 };
 int64_t sample_chunks(int64_t valid);
 void sample(const SampleLaunch& p, cudaStream_t stream);

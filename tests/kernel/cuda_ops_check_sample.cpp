@@ -22,10 +22,10 @@ void compare(Backend& cpu, Stream& stream, const std::string& name, int64_t vali
   Device<float> dl(logits);
   Device<cuda::SampleRow> dr(device_rows);
   Device<int32_t> di(rows), alone(1);
-  Device<uint64_t> masses(rows * valid), best(rows * cuda::sample_chunks(valid));
-  cuda::sample({dl, dr, di, rows, valid, vocabulary, greedy, masses, best}, nullptr);
+  Device<uint64_t> masses(rows * valid), best(rows * cuda::sample_chunks(valid)), bins(rows * 4096);
+  cuda::sample({dl, dr, di, rows, valid, vocabulary, greedy, masses, best, bins}, nullptr);
   same(name, di.take(), ids);
-  cuda::sample({dl + 2 * vocabulary, dr + 2, alone, 1, valid, vocabulary, greedy, masses, best}, nullptr);
+  cuda::sample({dl + 2 * vocabulary, dr + 2, alone, 1, valid, vocabulary, greedy, masses, best, bins}, nullptr);
   same(name + " row alone", alone.take(), slice(di.take(), 2, 1));
 }
 

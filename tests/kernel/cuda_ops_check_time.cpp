@@ -22,12 +22,13 @@ void line(const std::string& name, int64_t rows, double us, double bytes) {
               bytes / bytes_per_us);
 }
 
+// The rate of a kernel that reads and writes a long array in 16-byte pieces.
 void measure_copy() {
-  const size_t n = size_t{1} << 30;
-  Device<uint8_t> a(n), b(n);
-  const double us =
-      time_launches(4, [&](int, cudaStream_t s) { cudaMemcpyAsync(a, b, n, cudaMemcpyDeviceToDevice, s); });
-  bytes_per_us = 2.0 * static_cast<double>(n) / us;
+  const int64_t rows = 16384, n = 4, h = 2560;
+  Device<float> inj(rows * n), y(rows * h), stack(rows * n * h);
+  inj.zero(), y.zero(), stack.zero();
+  const double us = time_launches(4, [&](int, cudaStream_t s) { cuda::hc_inject({inj, y, stack, rows, n, h}, s); });
+  bytes_per_us = 4.0 * static_cast<double>(rows * h) * (2 * n + 1) / us;
   std::printf("time copy %.0f GB/s\n", bytes_per_us / 1000);
 }
 
@@ -251,7 +252,7 @@ void time_sample(int64_t rows) {
   const int64_t v = 248320;
   Device<float> logits(normal(rows * v, 3));
   Device<int32_t> ids(rows);
-  Device<uint64_t> masses(rows * v), best(rows * cuda::sample_chunks(v));
+  Device<uint64_t> masses(rows * v), best(rows * cuda::sample_chunks(v)), bins(rows * 4096);
   for (int kind = 0; kind < 4; ++kind) {
     std::vector<cuda::SampleRow> p(rows);
     for (int64_t r = 0; r < rows; ++r)
@@ -261,7 +262,7 @@ void time_sample(int64_t rows) {
     line(names[kind], rows,
          time_launches(8,
                        [&](int, cudaStream_t s) {
-                         cuda::sample({logits, dp, ids, rows, v, v, kind == 0, masses, best}, s);
+                         cuda::sample({logits, dp, ids, rows, v, v, kind == 0, masses, best, bins}, s);
                        }),
          4.0 * static_cast<double>(rows * v));
   }
