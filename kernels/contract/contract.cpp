@@ -14,12 +14,16 @@ const std::vector<Kind> kEveryKind(std::begin(kAllKinds), std::end(kAllKinds));
 // Bits are compared where rounding is certain and where the order of additions shows.
 const std::vector<Kind> kBitKinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
 
+// A failed launch leaves the device unusable for the rest of the process.
+struct DeviceLost {};
+
 // A gate that throws has failed, with the error as its detail; running out of time goes on up.
-GateResult guarded(const std::function<GateResult()>& gate) {
+void guarded(GateResult& result, const std::function<GateResult()>& gate) {
   try {
-    return gate();
+    result = gate();
   } catch (const Error& error) {
-    return {Outcome::Fail, error.what(), 0};
+    result = {Outcome::Fail, error.what(), 0};
+    if (error.kind() == ErrorKind::Device) throw DeviceLost{};
   }
 }
 
@@ -76,7 +80,7 @@ void run_kernel(const Options& options, const Kernel& kernel, const Deadline& de
       return;
     }
     result = {Outcome::NotCompleted, "the time was up", 0};
-    result = guarded(body);
+    guarded(result, body);
   };
   if (options.device)
     run(1, [&] { return measure_resources(kernel, values, deadline, report.resources); });
@@ -85,15 +89,22 @@ void run_kernel(const Options& options, const Kernel& kernel, const Deadline& de
   run(2, [&] { return check_values(kernel, tested, values, deadline, report.values); });
   run(3, [&] { return check_bits(kernel, tested, bits, deadline); });
   run(4, [&] { return check_refusals(kernel, tested, deadline); });
-  report.against_cpu = guarded([&] { return compare_with_cpu(kernel, deadline); });
+  guarded(report.against_cpu, [&] { return compare_with_cpu(kernel, deadline); });
 
+  const auto plant = [&](const Control& control, const Implementation& sound) {
+    report.controls.push_back({control.name, control.gate, sound.name, false, "the time was up"});
+    ControlResult& result = report.controls.back();
+    try {
+      result = run_control(kernel, control, sound, deadline);
+    } catch (const Error& error) {
+      result.detail = error.what();
+      if (error.kind() == ErrorKind::Device) throw DeviceLost{};
+    }
+  };
   for (const Control& control : all_controls(kernel)) {
     if (!options.gates[static_cast<size_t>(control.gate - 1)]) continue;
-    report.controls.push_back({control.name, control.gate, "host", false, "the time was up"});
-    report.controls.back() = run_control(kernel, control, host, deadline);
-    if (!device.launch || control.host_only) continue;
-    report.controls.push_back({control.name, control.gate, "device", false, "the time was up"});
-    report.controls.back() = run_control(kernel, control, device, deadline);
+    plant(control, host);
+    if (device.launch && !control.host_only) plant(control, device);
   }
 }
 
@@ -110,6 +121,7 @@ const KernelList& registry() {
     add_plain(all);
     add_gdn(all);
     add_sample(all);
+    add_ple(all);
     return all;
   }();
   return list;
@@ -189,6 +201,8 @@ Report run_contract(const Options& options, const KernelList& kernels) {
     }
     if (options.progress) options.progress("", report.kernels.size(), report.kernels.size());
   } catch (const TimeUp&) {
+    report.completed = false;
+  } catch (const DeviceLost&) {
     report.completed = false;
   }
   return report;

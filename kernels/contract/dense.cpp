@@ -97,7 +97,7 @@ std::unique_ptr<Kernel> embed_entry() {
     auto* t = p["tokens"].as<int32_t>();
     std::rotate(t, t + 1, t + p.rows);
   })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::embed({d.get<int32_t>("tokens"), d.at("table"), static_cast<DType>(p.number("dtype")), d.get<float>("out"), p.rows,
                  p.number("copies"), p.number("width")},
@@ -161,7 +161,7 @@ std::unique_ptr<Kernel> add_entry() {
     Operand& b = p["b"];
     std::memmove(b.data(), b.data() + b.row_bytes(), b.bytes() - b.row_bytes());
   })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::add({d.get<float>("a"), d.get<float>("b"), d.get<float>("out"), p.rows * p.number("repeat"), p.number("width"),
                p.number("repeat")},
@@ -235,7 +235,7 @@ std::unique_ptr<Kernel> move_rows_entry() {
   e.controls = {tamper_control("a negative id taken for 0", 2, [](Problem& p) {
     for (int64_t r = 0; r < p.rows; ++r) p["ids"].as<int32_t>()[r] = std::max(0, p["ids"].as<int32_t>()[r]);
   })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::move_rows({d.get<int32_t>("ids"), d.at("from"), d.at("to"), p.rows, 4 * p.number("width"), p.number("scatter") != 0},
                     d.stream());
@@ -344,7 +344,7 @@ std::unique_ptr<Kernel> norm_entry() {
                 host_control("the first group's mean", 2, [](Problem& p) { norm_host(p, NormFault::WholeRow); }),
                 host_control("warps in descending order above 16 rows", 3,
                              [](Problem& p) { norm_host(p, NormFault::WarpsDescending); })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::grouped_norm({d.get<float>("x"), d.get<float>("weight"), d.get<float>("out"), p.rows, p.number("groups"),
                         p.number("group"), kEps},
@@ -413,7 +413,7 @@ std::unique_ptr<Kernel> inject_entry() {
                 {"y off by 4 bytes", misalign("y", 4)},
                 {"stack off by 8 bytes", misalign("stack", 8)}};
   e.controls = {host_control("gate of the next stream", 2, [host](Problem& p) { host(p, true); })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::hc_inject({d.get<float>("inj"), d.get<float>("y"), d.get<float>("stack"), p.rows, p.number("streams"),
                      p.number("hidden")},

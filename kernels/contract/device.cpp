@@ -1,6 +1,6 @@
 #include "kernels/contract/device.h"
 
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
 
 #include <algorithm>
 #include <map>

@@ -46,7 +46,7 @@ class EntryKernel : public Kernel {
     e_.cpu(problem);
     return true;
   }
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   Implementation device() const override {
     return e_.enqueue ? device_implementation(e_.enqueue) : Implementation{};
   }

@@ -16,7 +16,7 @@ namespace {
 constexpr Range kRange{-30, 3};  // products of two projections stay under 65504 after rotation
 
 int splits_of(int64_t in, int64_t out) {
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   return cuda::exl3_splits(in, out);
 #else
   return static_cast<int>(std::min<int64_t>(2, in / 32) + 0 * out);
@@ -96,8 +96,9 @@ class ExpertsKernel : public Kernel {
     }
     for (const char* name : {"exl3_gate_up_many_kernel", "exl3_down_many_kernel"})
       record_.symbols.push_back({name, 256, 128, 0, kSharedLimit, 0});
-    for (const char* name : {"exl3_rotate_pairs_kernel", "exl3_count_kernel", "exl3_order_kernel"})
+    for (const char* name : {"exl3_count_kernel", "exl3_order_kernel"})
       record_.symbols.push_back({name, 256, 64, 48 * 1024, 0, 0});
+    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 64, 48 * 1024, 0, 0});
     record_.symbols.push_back({"exl3_units_kernel", 1024, 64, 48 * 1024, 0, 0});
     record_.domain =
         "hidden and width multiples of 128 to 65536; rows, slots and experts from 1; widths of each projection of each "
@@ -225,10 +226,14 @@ class ExpertsKernel : public Kernel {
                              Operand& ids = p["ids"];
                              std::memmove(ids.data(), ids.data() + ids.row_bytes(), ids.bytes() - ids.row_bytes());
                            }),
-            tamper_control("wrong codebook", 2, set_number("codebook", static_cast<int64_t>(exl3::Codebook::Mcg)))};
+            // On the host alone: mcg has no half widths, which the kernels leave to the loader.
+            host_control("wrong codebook", 2, [this](Problem& p) {
+              set_number("codebook", static_cast<int64_t>(exl3::Codebook::Mcg))(p);
+              run_host(p, Fault::None);
+            })};
   }
 
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   Implementation device() const override { return device_implementation(enqueue()); }
   std::vector<SymbolResources> resources(const Problem& p) const override { return launched_symbols(enqueue(), p); }
 #endif
@@ -282,7 +287,7 @@ class ExpertsKernel : public Kernel {
     }
   }
 
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   Enqueue enqueue() const {
     return [many = many_](const Problem& p, DeviceProblem& d) {
       const Layout layout(p);

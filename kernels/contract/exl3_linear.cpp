@@ -18,7 +18,7 @@ constexpr Range kRange{-30, 8};  // rotated values stay under 65504
 enum class Path : uint8_t { Any, Many };
 
 int splits_of(int64_t in, int64_t out) {
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   return cuda::exl3_splits(in, out);
 #else
   return static_cast<int>(std::min<int64_t>(4, in / 32) + 0 * out);
@@ -72,7 +72,7 @@ void add_weight(Problem& p, Random& random, bool directed) {
     fill(p.add("bias", DType::F32, Role::In, false, {out}).as<float>(), 1, out, Kind::Normal, {}, random);
 }
 
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
 cuda::Exl3Weight device_weight(const Problem& p, DeviceProblem& d) {
   return {p.number("in"),
           p.number("out"),
@@ -103,11 +103,13 @@ class LinearKernel : public Kernel {
     record_.operation = "linear";
     if (path == Path::Any) record_.symbols.push_back({"exl3_few_kernel", 256, 64, 48 * 1024, 0, 0});
     record_.symbols.push_back({"exl3_many_kernel", 256, 255, 0, kSharedLimit, 0});
-    record_.symbols.push_back({"exl3_rotate_kernel", 256, 64, 48 * 1024, 0, 0});
+    record_.symbols.push_back({"exl3_rotate_kernel", 128, 64, 48 * 1024, 0, 0});
+    record_.symbols.push_back({"exl3_decode_kernel", 256, 64, 0, 0, 0});
     record_.domain =
         "in a multiple of 128 to 65536, out a multiple of 128 to 524288, rows from 1; 1 to 8 bits, with mul1 also 1.5, 2.5 "
         "and 3.5; codebooks 3inst, mcg, mul1; y F32 or BF16";
-    record_.launch = "rotation: a warp a block of 128; few rows: out/128 x splits blocks; many rows: groups of rows x out/128 blocks";
+    record_.launch = "few rows: out/128 x splits blocks; many rows: rotation, a warp a block of 128; decoding, a warp a tile; then groups of "
+        "rows x out/128 blocks";
     record_.operands = {{"x", "F32", "[rows, in]", 16, "read"},
                         {"trellis", "I16", "[in/16, out/16, 16 * bits]", 16, "read"},
                         {"suh", "F16", "[in]", 8, "read"},
@@ -228,7 +230,7 @@ class LinearKernel : public Kernel {
             })};
   }
 
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   Implementation device() const override { return device_implementation(enqueue()); }
   std::vector<SymbolResources> resources(const Problem& p) const override { return launched_symbols(enqueue(), p); }
 #endif
@@ -256,7 +258,7 @@ class LinearKernel : public Kernel {
     }
   }
 
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   Enqueue enqueue() const {
     return [path = path_](const Problem& p, DeviceProblem& d) {
       cuda::Exl3Linear launch{device_weight(p, d), p.rows, d.get<float>("x"), d.at("y"), p["y"].dtype, nullptr, 0};

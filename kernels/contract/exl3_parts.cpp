@@ -49,7 +49,7 @@ std::unique_ptr<Kernel> rotate_entry() {
   Entry e;
   e.record = {"exl3_rotate",
               "linear",
-              {{"exl3_rotate_kernel", 256, 64, 48 * 1024, 0, 0}},
+              {{"exl3_rotate_kernel", 128, 64, 48 * 1024, 0, 0}},
               "in a multiple of 128 to 65536, rows from 1",
               "a warp a block of 128 inputs of a row",
               {{"x", "F32", "[rows, in]", 16, "read"},
@@ -99,7 +99,7 @@ std::unique_ptr<Kernel> rotate_entry() {
                   Operand& s = p["suh"];
                   std::memmove(s.data(), s.data() + 2, s.bytes() - 2);
                 })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::exl3_rotate({1, p.rows * p.number("in_step"), d.get<float>("x"), d.get<uint16_t>("suh"), d.get<uint16_t>("xh")},
                       d.stream());
@@ -182,7 +182,7 @@ std::unique_ptr<Kernel> decode_entry() {
                   auto* w = p["trellis"].as<uint16_t>();
                   for (int64_t i = 0; i + 1 < p["trellis"].size(); i += 2) std::swap(w[i], w[i + 1]);
                 })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::Exl3Weight w;
     w.in = p.rows * kBlock;

@@ -256,7 +256,7 @@ void gdn_host(Problem& p, Fault fault) {
 Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   Problem p{rows, shape.numbers, {}};
   const Sizes s(p);
-  const int64_t slots = std::min(rows, kMostRowsAlone) + 1;
+  const int64_t slots = lane_slots(rows, kMostRowsAlone);
   const auto in = [&](const char* name, bool by_row, std::vector<int64_t> sizes, Kind k, Range range, uint64_t stream) {
     Operand& o = p.add(name, DType::F32, Role::In, by_row, std::move(sizes));
     fill(o.as<float>(), o.shape[0], o.size() / o.shape[0], k, range, Random(seed, stream));
@@ -326,6 +326,7 @@ void add_gdn(KernelList& list) {
   };
   e.host_shapes = {shape(2, 4, 4, false), shape(1, 1, 3, true)};
   e.more_device_shapes = {shape(16, 48, 4, false)};
+  e.value_rows = 4;
   e.bit_rows = 140;
   e.make = gdn_make;
   e.expect = gdn_expect;
@@ -355,7 +356,7 @@ void add_gdn(KernelList& list) {
                 spoil_control("state not kept", 2, [](const Problem& given, Problem& done) {
                   done["delta"].storage = given["delta"].storage;
                 })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     const Sizes s(p);
     cuda::GdnParams g;

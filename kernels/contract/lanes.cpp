@@ -22,6 +22,8 @@ std::vector<Lane> lanes_of(const Problem& problem) {
   return lanes;
 }
 
+int64_t lane_slots(int64_t rows, int64_t alone) { return rows <= alone ? rows + 1 : 3; }
+
 void add_lanes(Problem& problem, int64_t rows, int64_t alone, int32_t start) {
   std::vector<Lane> lanes;
   if (rows <= alone) {

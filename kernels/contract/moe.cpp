@@ -180,7 +180,7 @@ std::unique_ptr<Kernel> router_entry() {
   e.controls = {inside("ties to the higher id", RouterFault::HigherIdOnTies),
                 inside("weights not renormalised", RouterFault::NotRenormalised),
                 inside("lowest probabilities first", RouterFault::Ascending)};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::router({d.get<float>("logits"), d.get<int32_t>("ids"), d.get<float>("weights"), p.rows, p.number("experts"),
                   p.number("k"), p.number("normalise") != 0},
@@ -235,7 +235,7 @@ std::unique_ptr<Kernel> swiglu_entry() {
   };
   e.refusals = {{"a negative count", set_number("width", -1)}};
   e.controls = {tamper_control("gate and up swapped", 2, [](Problem& p) { std::swap(p["gate"].storage, p["up"].storage); })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::swiglu({d.get<float>("gate"), d.get<float>("up"), d.get<float>("out"), p.rows * p.number("width")}, d.stream());
   };
@@ -347,7 +347,7 @@ std::unique_ptr<Kernel> combine_entry() {
                   float* w = p["weights"].as<float>();
                   std::swap(w[0], w[p.number("k") - 1]);
                 })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::combine({d.get<float>("slots"), d.get<float>("weights"), d.get<float>("shared"), d.get<float>("shared_gate"),
                    d.get<float>("y"), p.rows, p.number("k"), p.number("hidden")},

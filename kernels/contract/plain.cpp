@@ -88,7 +88,9 @@ std::unique_ptr<Kernel> plain_entry() {
   Entry e;
   e.record = {"plain_linear",
               "linear",
-              {{"plain_kernel", 256, 255, 48 * 1024, 0, 0}, {"plain_fma_kernel", 256, 128, 0, 0, 0}},
+              {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
+               {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
+               {"plain_fma_kernel", 256, 128, 0, 0, 0}},
               "F16, BF16 or F32 weights, any in, out and rows",
               "tensor cores: tiles of 16 outputs by splits or by groups of rows; fma: a warp an output, four rows a block",
               {{"x", "F32", "[rows, in]", 16, "read"},
@@ -168,7 +170,7 @@ std::unique_ptr<Kernel> plain_entry() {
                   Operand& w = p["w"];
                   std::memmove(w.data(), w.data() + w.row_bytes(), w.bytes() - w.row_bytes());
                 })};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::PlainLinearParams l;
     l.weights = d.at("w"), l.dtype = static_cast<DType>(p.number("dtype")), l.bias = d.get<float>("bias");
@@ -277,7 +279,8 @@ std::unique_ptr<Kernel> hc_entry() {
   e.record = {"hc_mix",
               "hc_mix",
               {{"grouped_norm_kernel", 256, 128, 64, 0, 0},
-               {"plain_kernel", 256, 255, 48 * 1024, 0, 0},
+               {"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
+               {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
                {"hc_up_kernel", 256, 255, 0, 48 * 1024, 0}},
               "F16 weights, 2 to 8 streams, hidden a multiple of 16, rank a multiple of 8",
               "the norm's blocks; down and inject as plain_linear; up: blocks by 16 of hidden and by groups of rows, a warp "
@@ -336,7 +339,7 @@ std::unique_ptr<Kernel> hc_entry() {
   };
   e.controls = {inside("sums not divided by n", HcFault::NoDivision), inside("silu left out", HcFault::NoSilu),
                 inside("gate of the next stream", HcFault::NextStream)};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     const HcSizes s(p);
     cuda::HcMixParams h;

@@ -152,7 +152,7 @@ void add_sample(KernelList& list) {
                {"greedy_kernel", 128, 64, 64, 0, 0},
                {"mass_kernel", 256, 64, 64, 0, 0},
                {"draw_kernel", 1024, 64, 48 * 1024, 0, 0}},
-              "1 <= valid <= vocabulary < 2^31, at most 4096 rows",
+              "1 <= valid <= vocabulary < 2^31, fewer than 65536 rows",
               "chunks of the valid ids by rows, then a block a row",
               {{"logits", "F32", "[rows, vocabulary]", 4, "read"},
                {"params", "SampleRow", "[rows]", 8, "read"},
@@ -178,7 +178,7 @@ void add_sample(KernelList& list) {
   };
   e.choices = sample_choices;
   e.domain = [](const Problem& p) {
-    require_range("rows", p.rows, 0, 4096);
+    require_range("rows", p.rows, 0, 65535);
     require_range("valid", p.number("valid"), 1, p.number("vocabulary"));
   };
   e.host = [](Problem& p) { sample_host(p, Fault::None); };
@@ -193,7 +193,7 @@ void add_sample(KernelList& list) {
   };
   e.controls = {inside("ties to the higher id", Fault::HigherIdOnTies), inside("position left out", Fault::IgnoresPosition),
                 inside("ids beyond the valid ones", Fault::AllIds)};
-#ifdef FNX_WITH_CUDA
+#ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::SampleLaunch s;
     s.logits = d.get<float>("logits"), s.rows = d.get<cuda::SampleRow>("params"), s.ids = d.get<int32_t>("ids");
@@ -203,6 +203,7 @@ void add_sample(KernelList& list) {
       return static_cast<uint64_t*>(d.workspace(name, static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(uint64_t)));
     };
     s.masses = s.greedy ? nullptr : words("masses", p.rows * s.valid);
+    s.bins = s.greedy ? nullptr : words("bins", p.rows * 2 * 2048);
     s.best = words("best", p.rows * cuda::sample_chunks(std::max<int64_t>(s.valid, 1)));
     cuda::sample(s, d.stream());
   };
