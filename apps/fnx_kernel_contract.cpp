@@ -29,7 +29,8 @@ contract::Options contract_options(const Options& options) {
   out.filters = options.filters;
   out.gates = {};
   for (const int64_t gate : parse_list(options.gates)) {
-    if (gate < 1 || gate > 4) throw Error(ErrorKind::Usage, fmt::format("--gates holds {}; there are gates 1 to 4", gate));
+    if (gate < 1 || gate > 4)
+      throw Error(ErrorKind::Usage, fmt::format("--gates holds {}; there are gates 1 to 4", gate));
     out.gates[static_cast<size_t>(gate - 1)] = true;
   }
   out.seconds = options.time_cap;
@@ -47,9 +48,10 @@ std::string list_text(const contract::Options& options) {
       out += fmt::format("  symbol   {}: {} threads, {} registers, {} + {} bytes of shared memory, {} local\n", s.name,
                          s.threads, s.registers, s.static_shared_bytes, s.dynamic_shared_bytes, s.local_bytes);
     for (const contract::OperandRecord& o : r.operands)
-      out += fmt::format("  operand  {} {} {}, {} bytes aligned, {}\n", o.name, o.dtypes, o.shape, o.alignment, o.access);
-    out += fmt::format("  launch   {}\n  sums     {}\n  rounding {}\n  rows     {}\n  aliases  {}\n  limits   {}\n", r.launch,
-                       r.sum_order, r.rounding, r.rows, r.aliases, r.limits);
+      out +=
+          fmt::format("  operand  {} {} {}, {} bytes aligned, {}\n", o.name, o.dtypes, o.shape, o.alignment, o.access);
+    out += fmt::format("  launch   {}\n  sums     {}\n  rounding {}\n  rows     {}\n  aliases  {}\n  limits   {}\n",
+                       r.launch, r.sum_order, r.rounding, r.rows, r.aliases, r.limits);
   }
   for (const std::string& name : contract::launch_functions()) {
     bool recorded = false;
@@ -69,7 +71,8 @@ Json kernel_result(const contract::KernelReport& k) {
                                 {"outcome", contract::outcome_name(k.gates[g].outcome)},
                                 {"checks", k.gates[g].checks},
                                 {"detail", k.gates[g].detail}});
-  out["against_cpu"] = Json{{"outcome", contract::outcome_name(k.against_cpu.outcome)}, {"detail", k.against_cpu.detail}};
+  out["against_cpu"] =
+      Json{{"outcome", contract::outcome_name(k.against_cpu.outcome)}, {"detail", k.against_cpu.detail}};
   out["values_checked"] = k.values.values;
   out["values_unbounded"] = k.values.unbounded;
   out["worst_bound_ratio"] = number_or_null(k.values.worst_fraction);
@@ -119,7 +122,8 @@ std::string write_qualification(const std::string& summary) {
                       {"architecture", architecture},
                       {"kernel_library_digest", digest},
                       {"summary", summary}};
-  const std::filesystem::path file = data_folder() / "qualification" / (architecture + "-" + digest.substr(0, 16) + ".json");
+  const std::filesystem::path file =
+      data_folder() / "qualification" / (architecture + "-" + digest.substr(0, 16) + ".json");
   std::error_code error;
   std::filesystem::create_directories(file.parent_path(), error);
   if (error) throw Error(ErrorKind::Output, "cannot make " + file.parent_path().string() + ": " + error.message());
@@ -138,19 +142,21 @@ void record(const contract::Options& options, const contract::Report& report, Re
     values += k.values.values;
   }
   receipt.result["limit_problems"] = report.limit_problems;
-  receipt.evidence = {{"kernels", report.kernels.size()}, {"controls", report.controls_run()}, {"values_checked", values}};
+  receipt.evidence = {
+      {"kernels", report.kernels.size()}, {"controls", report.controls_run()}, {"values_checked", values}};
   receipt.set_effective("implementation", options.device ? "device" : "host", options.device ? "device" : "no device");
   receipt.set_effective("kernel_library_digest", kernel_library_digest(), "build");
   receipt.add_series("kernel", "s", "cold", seconds);
   receipt.add_gate("completed", report.completed ? 1 : 0, "==", 1, "runs");
   receipt.add_gate("kernels_passed", static_cast<double>(report.kernels_passed(options)), "==", kernels, "kernels");
-  receipt.add_gate("controls_red", static_cast<double>(report.controls_red()), "==",
-                   static_cast<double>(report.controls_run()), "controls");
+  receipt.add_gate("controls_red", static_cast<double>(report.controls_red()),
+                   "==", static_cast<double>(report.controls_run()), "controls");
   receipt.add_gate("limit_problems", static_cast<double>(report.limit_problems.size()), "==", 0, "problems");
   for (size_t g = 0; g < options.gates.size(); ++g)
     if (!options.gates[g]) receipt.add_not_run(fmt::format("gate {}", g + 1), "not asked for");
   if (!options.device)
-    receipt.add_not_run("gates 1 to 4 on a device", "no GPU that this build can drive; the host implementations were run");
+    receipt.add_not_run("gates 1 to 4 on a device",
+                        "no GPU that this build can drive; the host implementations were run");
 }
 
 std::string gate_names(const contract::Options& options) {
@@ -166,7 +172,8 @@ void run(const Options& options, ToolRun& tool) {
   how.progress = [&](const std::string& kernel, size_t done, size_t total) { tool.progress(kernel, done, total); };
   const std::string listed = list_text(how);
   if (listed.empty())
-    throw Error(ErrorKind::Usage, fmt::format("no kernel's id holds {}; see --list", fmt::join(options.filters, " or ")));
+    throw Error(ErrorKind::Usage,
+                fmt::format("no kernel's id holds {}; see --list", fmt::join(options.filters, " or ")));
   if (options.list) return tool.print(listed);
   const bool whole = options.filters.empty() && gate_names(how) == "1-4";
   if (options.qualify && !whole) throw Error(ErrorKind::Usage, "--qualify needs every kernel and every gate");
@@ -199,10 +206,10 @@ void run(const Options& options, ToolRun& tool) {
 
 int main(int argc, char** argv) {
   Options options;
-  const ToolInfo info{"fnx-kernel-contract",
-                      "Checks every CUDA kernel on this device: resources, values, bits, refusals.",
-                      {"fnx-kernel-contract", "fnx-kernel-contract exl3 --gates 2,3 --time-cap 60",
-                       "fnx-kernel-contract --qualify"}};
+  const ToolInfo info{
+      "fnx-kernel-contract",
+      "Checks every CUDA kernel on this device: resources, values, bits, refusals.",
+      {"fnx-kernel-contract", "fnx-kernel-contract exl3 --gates 2,3 --time-cap 60", "fnx-kernel-contract --qualify"}};
   return run_tool(
       argc, argv, info,
       [&](CLI::App& app) {

@@ -34,12 +34,12 @@ struct Expectation {
 };
 
 struct Comparison {
-  uint64_t values = 0;         // compared with a finite bound
-  uint64_t unbounded = 0;      // non-finite references and values near overflow: only their class is compared
-  double worst_fraction = 0;   // of the bound
-  std::string worst_at;        // "y[3, 17]"
+  uint64_t values = 0;        // compared with a finite bound
+  uint64_t unbounded = 0;     // non-finite references and values near overflow: only their class is compared
+  double worst_fraction = 0;  // of the bound
+  std::string worst_at;       // "y[3, 17]"
   double difference_sum = 0, reference_sum = 0;  // of squares, over finite values
-  std::string failure;         // empty: every value lies within its bound
+  std::string failure;                           // empty: every value lies within its bound
 
   double relative_norm() const { return reference_sum > 0 ? std::sqrt(difference_sum / reference_sum) : 0.0; }
   void merge(const Comparison& other);

@@ -56,7 +56,8 @@ GateResult compare_with_cpu(const Kernel& kernel, const Deadline& deadline) {
       std::string what = kernel.check_choices(given, *done);
       for (const Expectation& wanted : kernel.expect_cpu(given, *done))
         if (what.empty()) what = compare(wanted, (*done)[wanted.operand]).failure;
-      if (!what.empty()) return {Outcome::Fail, std::string(kind_name(kind)) + " inputs, " + name + what, result.checks};
+      if (!what.empty())
+        return {Outcome::Fail, std::string(kind_name(kind)) + " inputs, " + name + what, result.checks};
     }
     result = {Outcome::Pass, "", result.checks};
   }
@@ -129,17 +130,16 @@ const KernelList& registry() {
 
 const std::vector<std::string>& launch_functions() {
   static const std::vector<std::string> names = {
-      "exl3_linear", "exl3_linear_many", "exl3_rotate", "exl3_decode", "exl3_experts", "exl3_experts_many", "router",
-      "swiglu",      "combine",          "embed",       "add",         "move_rows",    "grouped_norm",      "plain_linear",
-      "hc_mix",      "hc_inject",        "gdn",         "qsa_write",   "qsa_select",   "qsa_attend",        "ngram_decode",
-      "ple_mix",     "sample"};
+      "exl3_linear",  "exl3_linear_many", "exl3_rotate",  "exl3_decode", "exl3_experts", "exl3_experts_many",
+      "router",       "swiglu",           "combine",      "embed",       "add",          "move_rows",
+      "grouped_norm", "plain_linear",     "hc_mix",       "hc_inject",   "gdn",          "qsa_write",
+      "qsa_select",   "qsa_attend",       "ngram_decode", "ple_mix",     "sample"};
   return names;
 }
 
 bool selected(const Options& options, const std::string& id) {
-  return options.filters.empty() || std::any_of(options.filters.begin(), options.filters.end(), [&](const std::string& f) {
-           return id.find(f) != std::string::npos;
-         });
+  return options.filters.empty() || std::any_of(options.filters.begin(), options.filters.end(),
+                                                [&](const std::string& f) { return id.find(f) != std::string::npos; });
 }
 
 bool KernelReport::passed(const Options& options) const {
@@ -162,13 +162,14 @@ size_t Report::controls_run() const {
 size_t Report::controls_red() const {
   size_t n = 0;
   for (const KernelReport& k : kernels)
-    n += static_cast<size_t>(std::count_if(k.controls.begin(), k.controls.end(), [](const ControlResult& c) { return c.red; }));
+    n += static_cast<size_t>(
+        std::count_if(k.controls.begin(), k.controls.end(), [](const ControlResult& c) { return c.red; }));
   return n;
 }
 
 bool Report::sound(const Options& options) const {
-  return completed && !kernels.empty() && kernels_passed(options) == kernels.size() && controls_red() == controls_run() &&
-         limit_problems.empty();
+  return completed && !kernels.empty() && kernels_passed(options) == kernels.size() &&
+         controls_red() == controls_run() && limit_problems.empty();
 }
 
 Report run_contract(const Options& options, const KernelList& kernels) {
@@ -184,8 +185,8 @@ Report run_contract(const Options& options, const KernelList& kernels) {
     }
   if (&kernels == &registry())
     for (const std::string& name : launch_functions())
-      if (selected(options, name) && std::none_of(kernels.begin(), kernels.end(),
-                                                  [&](const auto& k) { return k->record().id == name; }))
+      if (selected(options, name) &&
+          std::none_of(kernels.begin(), kernels.end(), [&](const auto& k) { return k->record().id == name; }))
         report.limit_problems.push_back(name + ": no record");
   try {
     for (size_t i = 0; i < report.kernels.size(); ++i) {
@@ -197,7 +198,8 @@ Report run_contract(const Options& options, const KernelList& kernels) {
       k.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       for (const SymbolResources& r : k.resources)
         if (r.static_shared_bytes + r.dynamic_shared_bytes > kSharedLimit)
-          report.limit_problems.push_back(k.kernel->record().id + ": " + r.name + " takes over 99 KiB of shared memory");
+          report.limit_problems.push_back(k.kernel->record().id + ": " + r.name +
+                                          " takes over 99 KiB of shared memory");
     }
     if (options.progress) options.progress("", report.kernels.size(), report.kernels.size());
   } catch (const TimeUp&) {

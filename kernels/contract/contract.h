@@ -17,8 +17,8 @@ const std::vector<std::string>& launch_functions();
 struct Options {
   std::vector<std::string> filters;  // parts of kernel ids; empty: all
   std::array<bool, 4> gates = {true, true, true, true};
-  bool device = false;    // the CUDA kernels; otherwise the host implementations
-  double seconds = 0;     // time cap; 0: none
+  bool device = false;  // the CUDA kernels; otherwise the host implementations
+  double seconds = 0;   // time cap; 0: none
   std::function<bool()> stopping;
   std::function<void(const std::string& kernel, size_t done, size_t total)> progress;
 };

@@ -85,7 +85,8 @@ void lose_precision(const Problem&, Problem& done) {
 }
 
 Control launch_control(std::string name, std::function<void(const Implementation&, Problem&)> launch) {
-  return {std::move(name), 3,
+  return {std::move(name),
+          3,
           [launch](const Implementation& sound) {
             Implementation faulty = sound;
             faulty.launch = [launch, sound](Problem& problem) { launch(sound, problem); };
@@ -104,7 +105,8 @@ bool has_output(const Kernel& kernel, const std::function<bool(const Operand&)>&
 }  // namespace
 
 Control spoil_control(std::string name, int gate, std::function<void(const Problem&, Problem&)> spoil) {
-  return {std::move(name), gate,
+  return {std::move(name),
+          gate,
           [spoil](const Implementation& sound) {
             Implementation faulty = sound;
             faulty.launch = [spoil, sound](Problem& problem) {
@@ -119,7 +121,8 @@ Control spoil_control(std::string name, int gate, std::function<void(const Probl
 }
 
 Control tamper_control(std::string name, int gate, std::function<void(Problem&)> tamper) {
-  return {std::move(name), gate,
+  return {std::move(name),
+          gate,
           [tamper](const Implementation& sound) {
             Implementation faulty = sound;
             faulty.launch = [tamper, sound](Problem& problem) {
@@ -136,7 +139,13 @@ Control tamper_control(std::string name, int gate, std::function<void(Problem&)>
 }
 
 Control host_control(std::string name, int gate, std::function<void(Problem&)> faulty) {
-  return {std::move(name), gate, [faulty](const Implementation&) { return Implementation{"host", faulty, {}}; }, true, {}};
+  return {std::move(name),
+          gate,
+          [faulty](const Implementation&) {
+            return Implementation{"host", faulty, {}};
+          },
+          true,
+          {}};
 }
 
 std::vector<Control> all_controls(const Kernel& kernel) {
@@ -173,7 +182,8 @@ std::vector<Control> all_controls(const Kernel& kernel) {
     sound.launch(problem);
     if (problem.operands.front().offset != kGuard) flip_last_bit(problem);
   }));
-  list.push_back({"graph replays other arguments", 3,
+  list.push_back({"graph replays other arguments",
+                  3,
                   [](const Implementation& sound) {
                     Implementation faulty = sound;
                     const auto replay = sound.replay ? sound.replay : sound.launch;
@@ -186,7 +196,8 @@ std::vector<Control> all_controls(const Kernel& kernel) {
                   false,
                   {}});
 
-  list.push_back({"launches whatever it is given", 4,
+  list.push_back({"launches whatever it is given",
+                  4,
                   [](const Implementation& sound) {
                     Implementation faulty = sound;
                     faulty.launch = [sound](Problem& problem) {
@@ -199,7 +210,8 @@ std::vector<Control> all_controls(const Kernel& kernel) {
                   },
                   false,
                   {}});
-  list.push_back({"writes, then refuses", 4,
+  list.push_back({"writes, then refuses",
+                  4,
                   [](const Implementation& sound) {
                     Implementation faulty = sound;
                     faulty.launch = [sound](Problem& problem) {

@@ -61,7 +61,8 @@ std::unique_ptr<Kernel> embed_entry() {
     // Token 0 is the one that may hold NaN, and row 1 alone takes it; rows 0 and 3 differ.
     for (int64_t r = 0; r < rows; ++r) tokens[r] = static_cast<int32_t>(1 + (3 * r + random.below(3)) % 48);
     if (rows > 1) tokens[1] = 0;
-    Operand& table = p.add("table", static_cast<DType>(p.number("dtype")), Role::In, false, {p.number("vocabulary"), width});
+    Operand& table =
+        p.add("table", static_cast<DType>(p.number("dtype")), Role::In, false, {p.number("vocabulary"), width});
     fill_as(table, random);
     if (kind == Kind::NonFinite)
       for (size_t b = 0; b < dtype_size(table.dtype); ++b) table.data()[b] = std::byte{0x7F};
@@ -73,7 +74,9 @@ std::unique_ptr<Kernel> embed_entry() {
     return p["table"].at(p["tokens"].as<int32_t>()[row] * width + i % width);
   };
   e.expect = [value](const Problem& given, const Problem&) {
-    return std::vector<Expectation>{expect_elements(given["out"], [&](int64_t i) { return Bounded{value(given, i), 0}; })};
+    return std::vector<Expectation>{expect_elements(given["out"], [&](int64_t i) {
+      return Bounded{value(given, i), 0};
+    })};
   };
   e.domain = [](const Problem& p) {
     require_range("copies", p.number("copies"), 1, INT32_MAX);
@@ -99,8 +102,8 @@ std::unique_ptr<Kernel> embed_entry() {
   })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::embed({d.get<int32_t>("tokens"), d.at("table"), static_cast<DType>(p.number("dtype")), d.get<float>("out"), p.rows,
-                 p.number("copies"), p.number("width")},
+    cuda::embed({d.get<int32_t>("tokens"), d.at("table"), static_cast<DType>(p.number("dtype")), d.get<float>("out"),
+                 p.rows, p.number("copies"), p.number("width")},
                 d.stream());
   };
 #endif
@@ -122,7 +125,8 @@ std::unique_ptr<Kernel> add_entry() {
               "one addition",
               "none",
               "none beyond fp32"};
-  e.host_shapes = {{"4 times a row of 70", {{"width", 70}, {"repeat", 4}}}, {"a row of 70", {{"width", 70}, {"repeat", 1}}}};
+  e.host_shapes = {{"4 times a row of 70", {{"width", 70}, {"repeat", 4}}},
+                   {"a row of 70", {{"width", 70}, {"repeat", 1}}}};
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const int64_t width = p.number("width"), repeat = p.number("repeat");
@@ -163,8 +167,8 @@ std::unique_ptr<Kernel> add_entry() {
   })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::add({d.get<float>("a"), d.get<float>("b"), d.get<float>("out"), p.rows * p.number("repeat"), p.number("width"),
-               p.number("repeat")},
+    cuda::add({d.get<float>("a"), d.get<float>("b"), d.get<float>("out"), p.rows * p.number("repeat"),
+               p.number("width"), p.number("repeat")},
               d.stream());
   };
 #endif
@@ -237,8 +241,9 @@ std::unique_ptr<Kernel> move_rows_entry() {
   })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::move_rows({d.get<int32_t>("ids"), d.at("from"), d.at("to"), p.rows, 4 * p.number("width"), p.number("scatter") != 0},
-                    d.stream());
+    cuda::move_rows(
+        {d.get<int32_t>("ids"), d.at("from"), d.at("to"), p.rows, 4 * p.number("width"), p.number("scatter") != 0},
+        d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -277,28 +282,31 @@ void norm_host(Problem& p, NormFault fault) {
       const float scale = 1.0f / std::sqrt(sum / static_cast<float>(group) + kEps);
       for (int64_t i = 0; i < group; ++i) {
         const float w = p["weight"].as<float>()[g * group + i];
-        p["out"].as<float>()[r * width + g * group + i] = x[i] * scale * (fault == NormFault::NotCentred ? w : 1.0f + w);
+        p["out"].as<float>()[r * width + g * group + i] =
+            x[i] * scale * (fault == NormFault::NotCentred ? w : 1.0f + w);
       }
     }
 }
 
 std::unique_ptr<Kernel> norm_entry() {
   Entry e;
-  e.record = {"grouped_norm",
-              "grouped_norm",
-              {{"grouped_norm_kernel", 256, 128, 64, 0, 0}},
-              "group a multiple of 4, any groups and rows",
-              "rows * groups blocks of 256 threads",
-              {{"x", "F32", "[rows, groups * group]", 16, "read"},
-               {"weight", "F32", "[groups * group]", 16, "read"},
-               {"out", "F32", "[rows, groups * group]", 16, "written"}},
-              "out may be x",
-              "a group of a row depends on itself",
-              "squares: a thread of 256 adds every 256th float4 in one fma chain, butterfly of 32 lanes, warps ascending",
-              "none",
-              "squares beyond fp32 give 0"};
+  e.record = {
+      "grouped_norm",
+      "grouped_norm",
+      {{"grouped_norm_kernel", 256, 128, 64, 0, 0}},
+      "group a multiple of 4, any groups and rows",
+      "rows * groups blocks of 256 threads",
+      {{"x", "F32", "[rows, groups * group]", 16, "read"},
+       {"weight", "F32", "[groups * group]", 16, "read"},
+       {"out", "F32", "[rows, groups * group]", 16, "written"}},
+      "out may be x",
+      "a group of a row depends on itself",
+      "squares: a thread of 256 adds every 256th float4 in one fma chain, butterfly of 32 lanes, warps ascending",
+      "none",
+      "squares beyond fp32 give 0"};
   const auto shape = [](int64_t group, int64_t groups) {
-    return Shape{std::to_string(groups) + " groups of " + std::to_string(group), {{"group", group}, {"groups", groups}}};
+    return Shape{std::to_string(groups) + " groups of " + std::to_string(group),
+                 {{"group", group}, {"groups", groups}}};
   };
   e.host_shapes = {shape(1156, 2), shape(20, 3)};
   e.more_device_shapes = {shape(2560, 4), shape(256, 1), shape(5000, 1)};
@@ -384,7 +392,8 @@ std::unique_ptr<Kernel> inject_entry() {
     const int64_t streams = given.number("streams"), hidden = given.number("hidden");
     return std::vector<Expectation>{expect_elements(given["stack"], [&](int64_t i) {
       const int64_t site = i / hidden;
-      const double y = given["stack"].at(i) + given["inj"].at(site) * given["y"].at(site / streams * hidden + i % hidden);
+      const double y =
+          given["stack"].at(i) + given["inj"].at(site) * given["y"].at(site / streams * hidden + i % hidden);
       // The product is exact in fp64 and the sum nearly so: one rounding.
       return Bounded{y, kUnit * (1 + 0x1p-20) * std::abs(y) + 0x1p-148};
     })};

@@ -104,8 +104,8 @@ std::vector<SymbolResources> launched_symbols(const Enqueue& enqueue, const Prob
   memory.harness().capture([&] { enqueue(problem, memory); });
   std::vector<SymbolResources> out;
   for (const cuda::LaunchedKernel& k : memory.harness().captured_kernels())
-    out.push_back({k.name, k.registers, k.max_threads, k.threads, k.static_shared_bytes, k.dynamic_shared_bytes,
-                   k.local_bytes});
+    out.push_back(
+        {k.name, k.registers, k.max_threads, k.threads, k.static_shared_bytes, k.dynamic_shared_bytes, k.local_bytes});
   return out;
 }
 

@@ -47,9 +47,7 @@ class EntryKernel : public Kernel {
     return true;
   }
 #ifdef FNX_HAS_CUDA
-  Implementation device() const override {
-    return e_.enqueue ? device_implementation(e_.enqueue) : Implementation{};
-  }
+  Implementation device() const override { return e_.enqueue ? device_implementation(e_.enqueue) : Implementation{}; }
   std::vector<SymbolResources> resources(const Problem& problem) const override {
     return e_.enqueue ? launched_symbols(e_.enqueue, problem) : std::vector<SymbolResources>{};
   }

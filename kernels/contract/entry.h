@@ -15,14 +15,15 @@ struct Entry {
   std::function<Problem(const Shape&, Kind, int64_t rows, uint64_t seed)> make;
   std::function<std::vector<Expectation>(const Problem& given, const Problem& done)> expect;
   std::function<std::string(const Problem& given, const Problem& done)> choices;  // optional
-  std::function<void(const Problem&)> domain;  // beyond the operands' alignment
+  std::function<void(const Problem&)> domain;                                     // beyond the operands' alignment
   std::function<void(Problem&)> host;
   std::function<void(Problem&)> cpu;  // optional
   std::vector<Kind> exact_kinds;      // inputs on which the host implementation gives the device's bits
   std::vector<Refusal> refusals;
   std::vector<Control> controls;
   int64_t value_rows = 7, bit_rows = 300;
-  std::function<Problem(const Problem& whole, int64_t first, int64_t count)> part;  // of a sequence: rows follow each other
+  std::function<Problem(const Problem& whole, int64_t first, int64_t count)>
+      part;         // of a sequence: rows follow each other
   Enqueue enqueue;  // empty without CUDA
 };
 

@@ -34,7 +34,8 @@ std::function<void(Problem&)> set_number(const char* name, int64_t value) {
 }
 
 View float_view(std::vector<float>& values, std::initializer_list<int64_t> shape) {
-  const View all{reinterpret_cast<std::byte*>(values.data()), DType::F32, Space::Host, 1, {static_cast<int64_t>(values.size())}};
+  const View all{
+      reinterpret_cast<std::byte*>(values.data()), DType::F32, Space::Host, 1, {static_cast<int64_t>(values.size())}};
   return all.reshape(shape);
 }
 

@@ -121,8 +121,8 @@ class ExpertsKernel : public Kernel {
 
   std::vector<Shape> shapes(Effort effort) const override {
     const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots) {
-      return Shape{std::to_string(experts) + " experts [" + std::to_string(width) + ", " + std::to_string(hidden) + "], " +
-                       std::to_string(slots) + " slots",
+      return Shape{std::to_string(experts) + " experts [" + std::to_string(width) + ", " + std::to_string(hidden) +
+                       "], " + std::to_string(slots) + " slots",
                    {{"hidden", hidden},
                     {"width", width},
                     {"experts", experts},
@@ -205,9 +205,9 @@ class ExpertsKernel : public Kernel {
   void host(Problem& p) const override { run_host(p, Fault::None); }
 
   std::vector<Refusal> refusals() const override {
-    return {{"hidden of 200", set_number("hidden", 200)},   {"width of 64", set_number("width", 64)},
-            {"no slots", set_number("slots", 0)},           {"no rows", [](Problem& p) { p.rows = 0; }},
-            {"x off by 4 bytes", misalign("x", 4)},         {"slots off by 8 bytes", misalign("slots", 8)}};
+    return {{"hidden of 200", set_number("hidden", 200)}, {"width of 64", set_number("width", 64)},
+            {"no slots", set_number("slots", 0)},         {"no rows", [](Problem& p) { p.rows = 0; }},
+            {"x off by 4 bytes", misalign("x", 4)},       {"slots off by 8 bytes", misalign("slots", 8)}};
   }
 
   std::vector<Control> controls() const override {
@@ -300,7 +300,8 @@ class ExpertsKernel : public Kernel {
       launch.codebook = static_cast<exl3::Codebook>(p.number("codebook"));
       std::vector<cuda::Exl3Expert> table;
       for (int64_t e = 0; e < launch.experts; ++e) {
-        const Expert x = layout.expert(p, e, d.get<uint16_t>("trellis"), d.get<uint16_t>("suh"), d.get<uint16_t>("svh"));
+        const Expert x =
+            layout.expert(p, e, d.get<uint16_t>("trellis"), d.get<uint16_t>("suh"), d.get<uint16_t>("svh"));
         const auto matrix = [&](int i) {
           return cuda::Exl3Matrix{x.part[i].trellis, x.part[i].suh, x.part[i].svh, x.part[i].half_bits};
         };
@@ -314,7 +315,7 @@ class ExpertsKernel : public Kernel {
       launch.slots = d.get<float>("slots");
       const bool sound = p.rows > 0 && launch.slots_per_row > 0 && launch.hidden % 128 == 0 && launch.width % 128 == 0;
       launch.workspace_bytes = sound ? cuda::exl3_experts_workspace_bytes(p.rows, launch.slots_per_row, launch.experts,
-                                                                         launch.hidden, launch.width)
+                                                                          launch.hidden, launch.width)
                                      : size_t{1} << 26;
       launch.workspace = d.workspace("pairs", launch.workspace_bytes);
       (many ? cuda::exl3_experts_many : cuda::exl3_experts)(launch, d.stream());

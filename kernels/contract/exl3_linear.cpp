@@ -5,8 +5,8 @@
 
 #include "kernels/contract/controls.h"
 #include "kernels/contract/device.h"
-#include "kernels/contract/exl3_math.h"
 #include "kernels/contract/entry_tools.h"
+#include "kernels/contract/exl3_math.h"
 #include "kernels/cuda/exl3_linear.h"
 #include "kernels/float16.h"
 
@@ -38,8 +38,8 @@ Exl3Matrix matrix_of(const Problem& p) {
 }
 
 Shape linear_shape(int64_t in, int64_t out, exl3::Codebook codebook, int half_bits, bool bf16, bool bias) {
-  std::string label = "[" + std::to_string(in) + ", " + std::to_string(out) + "] " + exl3::codebook_name(codebook) + " " +
-                      std::to_string(half_bits / 2) + (half_bits % 2 != 0 ? ".5" : "") + " bits";
+  std::string label = "[" + std::to_string(in) + ", " + std::to_string(out) + "] " + exl3::codebook_name(codebook) +
+                      " " + std::to_string(half_bits / 2) + (half_bits % 2 != 0 ? ".5" : "") + " bits";
   if (bf16) label += " bf16";
   if (bias) label += " bias";
   return {label,
@@ -106,9 +106,12 @@ class LinearKernel : public Kernel {
     record_.symbols.push_back({"exl3_rotate_kernel", 128, 64, 48 * 1024, 0, 0});
     record_.symbols.push_back({"exl3_decode_kernel", 256, 64, 0, 0, 0});
     record_.domain =
-        "in a multiple of 128 to 65536, out a multiple of 128 to 524288, rows from 1; 1 to 8 bits, with mul1 also 1.5, 2.5 "
+        "in a multiple of 128 to 65536, out a multiple of 128 to 524288, rows from 1; 1 to 8 bits, with mul1 also 1.5, "
+        "2.5 "
         "and 3.5; codebooks 3inst, mcg, mul1; y F32 or BF16";
-    record_.launch = "few rows: out/128 x splits blocks; many rows: rotation, a warp a block of 128; decoding, a warp a tile; then groups of "
+    record_.launch =
+        "few rows: out/128 x splits blocks; many rows: rotation, a warp a block of 128; decoding, a warp a tile; then "
+        "groups of "
         "rows x out/128 blocks";
     record_.operands = {{"x", "F32", "[rows, in]", 16, "read"},
                         {"trellis", "I16", "[in/16, out/16, 16 * bits]", 16, "read"},
@@ -129,7 +132,8 @@ class LinearKernel : public Kernel {
   std::vector<Shape> shapes(Effort effort) const override {
     using exl3::Codebook;
     if (effort == Effort::Host)
-      return {linear_shape(640, 256, Codebook::Mul1, 7, false, true), linear_shape(256, 128, Codebook::Mcg, 8, true, false),
+      return {linear_shape(640, 256, Codebook::Mul1, 7, false, true),
+              linear_shape(256, 128, Codebook::Mcg, 8, true, false),
               linear_shape(128, 128, Codebook::ThreeInst, 12, false, false)};
     std::vector<Shape> list = shapes(Effort::Host);
     for (Shape& s : all_widths(512, 256)) list.push_back(std::move(s));
@@ -265,7 +269,8 @@ class LinearKernel : public Kernel {
       const bool sound = p.number("in") == p["suh"].size() && p.number("out") == p["svh"].size() && p.rows > 0 &&
                          p.number("splits") >= 1 && p.number("splits") <= p.number("in") / 32;
       if (sound)
-        launch.workspace_bytes = cuda::exl3_workspace_bytes(p.number("in"), p.number("out"), launch.weight.splits, p.rows);
+        launch.workspace_bytes =
+            cuda::exl3_workspace_bytes(p.number("in"), p.number("out"), launch.weight.splits, p.rows);
       else
         launch.workspace_bytes = size_t{1} << 26;
       launch.workspace = d.workspace("split sums", launch.workspace_bytes);

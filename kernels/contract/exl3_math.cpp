@@ -197,7 +197,8 @@ Bounded swiglu_reference(Bounded gate, Bounded up) {
   // The slope of silu lies within (-0.1, 1.1).
   const double s_error = 1.1 * gate.error, most_up = std::abs(up.value) + up.error;
   const double carried = s_error * most_up + std::abs(s) * up.error;
-  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up + (gate.value - gate.error > -80 ? 0x1p-148 : 1e-36) * (most_up + 1.0)};
+  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up +
+                     (gate.value - gate.error > -80 ? 0x1p-148 : 1e-36) * (most_up + 1.0)};
 }
 
 float swiglu_value(float gate, float up) { return gate / (1.0f + std::exp(-gate)) * up; }
@@ -206,7 +207,8 @@ void fill_trellis(uint16_t* words, int64_t in, int64_t out, int half_bits, Rando
   const int64_t row = out / exl3::kTile * exl3::tile_words(half_bits), tile_rows = in / exl3::kTile;
   for (int64_t i = 0; i < tile_rows * row; ++i) words[i] = static_cast<uint16_t>(random.bits() >> 48);
   if (!directed) return;
-  for (int64_t t = kBlock / exl3::kTile; t < tile_rows; t += kBlock / exl3::kTile) std::copy_n(words, row, words + t * row);
+  for (int64_t t = kBlock / exl3::kTile; t < tile_rows; t += kBlock / exl3::kTile)
+    std::copy_n(words, row, words + t * row);
 }
 
 void fill_scales(uint16_t* scales, int64_t count, Random& random, bool directed) {
@@ -223,7 +225,8 @@ void fill_directed(float* x, int64_t rows, int64_t in, const uint16_t* suh, Rand
     for (int64_t b = 0; b < blocks; ++b)
       values[static_cast<size_t>(b)] = static_cast<float>(random.below(5) - 2) * 0x1p-18f;
     // Two large numbers that cancel, in two blocks of the row's own.
-    const int64_t first = random.below(blocks), second = (first + 1 + random.below(std::max<int64_t>(1, blocks - 1))) % blocks;
+    const int64_t first = random.below(blocks),
+                  second = (first + 1 + random.below(std::max<int64_t>(1, blocks - 1))) % blocks;
     values[static_cast<size_t>(first)] = 0x1p12f;
     values[static_cast<size_t>(second)] = -0x1p12f;
     for (int64_t i = 0; i < in; ++i) x[r * in + i] = values[static_cast<size_t>(i / kBlock)] * f16_to_f32(suh[i]);

@@ -63,7 +63,8 @@ std::unique_ptr<Kernel> rotate_entry() {
   e.host_shapes = {{"blocks of 128", {{"in_step", kBlock}}}};
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
-    fill(p.add("x", DType::F32, Role::In, true, {rows, kBlock}).as<float>(), rows, kBlock, kind, {-30, 8}, Random(seed, 1));
+    fill(p.add("x", DType::F32, Role::In, true, {rows, kBlock}).as<float>(), rows, kBlock, kind, {-30, 8},
+         Random(seed, 1));
     Random random(seed, 2);
     fill_scales(p.add("suh", DType::F16, Role::In, true, {rows, kBlock}).as<uint16_t>(), rows * kBlock, random, false);
     p.add("xh", DType::F16, Role::Out, true, {rows, kBlock});
@@ -86,9 +87,7 @@ std::unique_ptr<Kernel> rotate_entry() {
     for (const Bounded& b : rotated_order(xh)) e.push(b);
     return std::vector<Expectation>{e};
   };
-  e.domain = [](const Problem& p) {
-    require_range("in", p.rows * p.number("in_step"), kBlock, 65536, kBlock);
-  };
+  e.domain = [](const Problem& p) { require_range("in", p.rows * p.number("in_step"), kBlock, 65536, kBlock); };
   e.host = [](Problem& p) { rotate_host(p, false); };
   e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::Directed};
   e.refusals = {{"in of 7 times 100", set_number("in_step", 100)},
@@ -101,8 +100,9 @@ std::unique_ptr<Kernel> rotate_entry() {
                 })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::exl3_rotate({1, p.rows * p.number("in_step"), d.get<float>("x"), d.get<uint16_t>("suh"), d.get<uint16_t>("xh")},
-                      d.stream());
+    cuda::exl3_rotate(
+        {1, p.rows * p.number("in_step"), d.get<float>("x"), d.get<uint16_t>("suh"), d.get<uint16_t>("xh")},
+        d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -147,7 +147,8 @@ std::unique_ptr<Kernel> decode_entry() {
     Random random(seed, 1);
     const int64_t out = p.number("out"), half_bits = p.number("half_bits");
     const int64_t words = exl3::tile_words(static_cast<int>(half_bits));
-    Operand& trellis = p.add("trellis", DType::I16, Role::In, true, {rows, kBlock / exl3::kTile * (out / exl3::kTile) * words});
+    Operand& trellis =
+        p.add("trellis", DType::I16, Role::In, true, {rows, kBlock / exl3::kTile * (out / exl3::kTile) * words});
     fill_trellis(trellis.as<uint16_t>(), rows * kBlock, out, static_cast<int>(half_bits), random, false);
     p.add("w", DType::F16, Role::Out, true, {rows, kBlock * out});
     return p;

@@ -23,7 +23,8 @@ std::string first_difference(const Problem& whole, const Problem& part, int64_t 
     const size_t begin = b.by_row ? static_cast<size_t>(first) * a.row_bytes() : 0;
     if (std::memcmp(a.data() + begin, b.data(), b.bytes()) == 0) continue;
     for (size_t at = 0; at < b.bytes(); ++at)
-      if (a.data()[begin + at] != b.data()[at]) return b.name + " at element " + std::to_string(at / dtype_size(b.dtype));
+      if (a.data()[begin + at] != b.data()[at])
+        return b.name + " at element " + std::to_string(at / dtype_size(b.dtype));
   }
   return "";
 }
@@ -84,10 +85,14 @@ std::string check_chunks(const Kernel& kernel, const Implementation& implementat
 
 const char* outcome_name(Outcome outcome) {
   switch (outcome) {
-    case Outcome::Pass: return "pass";
-    case Outcome::Fail: return "fail";
-    case Outcome::NotRun: return "not run";
-    case Outcome::NotCompleted: return "not completed";
+    case Outcome::Pass:
+      return "pass";
+    case Outcome::Fail:
+      return "fail";
+    case Outcome::NotRun:
+      return "not run";
+    case Outcome::NotCompleted:
+      return "not completed";
   }
   return "?";
 }
@@ -178,7 +183,8 @@ GateResult check_values(const Kernel& kernel, const Implementation& implementati
         return failed(where + "wrote outside " + name, checks);
       if (const std::string name = written_input(given, done); !name.empty())
         return failed(where + "wrote its input " + name, checks);
-      if (const std::string what = kernel.check_choices(given, done); !what.empty()) return failed(where + what, checks);
+      if (const std::string what = kernel.check_choices(given, done); !what.empty())
+        return failed(where + what, checks);
       for (const Expectation& wanted : kernel.expect(given, done)) {
         const Comparison c = compare(wanted, done[wanted.operand]);
         total.merge(c);
@@ -212,7 +218,8 @@ GateResult check_bits(const Kernel& kernel, const Implementation& implementation
       }
       if (wrong.empty()) {
         size_t shift = 0;
-        for (const OperandRecord& o : kernel.record().operands) shift = std::max(shift, static_cast<size_t>(o.alignment));
+        for (const OperandRecord& o : kernel.record().operands)
+          shift = std::max(shift, static_cast<size_t>(o.alignment));
         Problem moved = displaced(given, shift);
         implementation.launch(moved);
         wrong = same(moved, "another memory layout");
@@ -228,8 +235,8 @@ GateResult check_bits(const Kernel& kernel, const Implementation& implementation
         wrong = same(stated, "the stated sum order");
       }
       if (wrong.empty())
-        wrong = (kernel.sequential() ? check_chunks : check_windows)(kernel, implementation, given, whole, random, deadline,
-                                                                     checks);
+        wrong = (kernel.sequential() ? check_chunks : check_windows)(kernel, implementation, given, whole, random,
+                                                                     deadline, checks);
       if (!wrong.empty()) return failed(where + wrong, checks);
     }
   return {Outcome::Pass, "", checks};

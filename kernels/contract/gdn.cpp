@@ -28,8 +28,8 @@ struct Sizes {
         values(value_heads * kDim) {}
 };
 
-// 1 / sqrt(sum / n + eps) of values with errors: gamma_10 of the sum of squares, root and division, and what the values'
-// errors do to the sum. Unbounded where they might double it.
+// 1 / sqrt(sum / n + eps) of values with errors: gamma_10 of the sum of squares, root and division, and what the
+// values' errors do to the sum. Unbounded where they might double it.
 Bounded inverse_root(const Bounded* x, int64_t count, double n, double eps) {
   double sum = 0, carried = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -43,7 +43,8 @@ Bounded inverse_root(const Bounded* x, int64_t count, double n, double eps) {
 
 Bounded times(Bounded a, Bounded b) {
   const double value = a.value * b.value;
-  return {value, std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error + kUnit * std::abs(value)};
+  return {value,
+          std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error + kUnit * std::abs(value)};
 }
 
 Bounded sigmoid_of(Bounded x) {
@@ -209,7 +210,8 @@ void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<f
     const float *q = &c[static_cast<size_t>(key_head * kDim)], *k = q + s.key_heads * kDim;
     const float* v = &c[static_cast<size_t>((2 * s.key_heads + h) * kDim)];
     const int64_t at = r * s.value_heads + h;
-    const float g = -std::exp(p["a_log"].as<float>()[h]) * softplus32(p["a"].as<float>()[at] + p["dt_bias"].as<float>()[h]);
+    const float g =
+        -std::exp(p["a_log"].as<float>()[h]) * softplus32(p["a"].as<float>()[at] + p["dt_bias"].as<float>()[h]);
     const float decay = fault == Fault::NoDecay ? 1.0f : std::exp(g);
     const float beta = fault == Fault::NoBeta ? 1.0f : sigmoid32(p["b"].as<float>()[at]);
     float *state = p["delta"].as<float>() + (slot * s.value_heads + h) * kDim * kDim, o[kDim];
@@ -281,8 +283,17 @@ Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
 void gdn_cpu(Problem& p) {
   const Sizes s(p);
   const auto backend = make_cpu_backend({1, 0});
-  GdnWeights w{s.key_heads, s.value_heads, kDim, kDim, s.taps, p["conv"].view(), p["a_log"].view(), p["dt_bias"].view(),
-               p["norm"].view(), kEps, p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
+  GdnWeights w{s.key_heads,
+               s.value_heads,
+               kDim,
+               kDim,
+               s.taps,
+               p["conv"].view(),
+               p["a_log"].view(),
+               p["dt_bias"].view(),
+               p["norm"].view(),
+               kEps,
+               p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
   const std::vector<Lane> lanes = lanes_of(p);
   Batch batch;
   batch.lanes = lanes;
@@ -295,30 +306,32 @@ void gdn_cpu(Problem& p) {
 
 void add_gdn(KernelList& list) {
   Entry e;
-  e.record = {"gdn",
-              "gdn",
-              {{"gdn_conv_kernel", 64, 128, 0, 0, 0}, {"gdn_recurrence_kernel", 128, 255, 0, 0, 0},
-               {"gdn_norm_kernel", 128, 64, 0, 0, 0}},
-              "key and value dims 128, value heads a multiple of key heads, 2 to 8 taps, any lanes and rows",
-              "convolution: a warp a head of a row; recurrence: blocks by 32 value columns of a head and by lane, and by "
-              "128 channels of the state; norm: a warp a head of a row",
-              {{"qkv", "F32", "[rows, (2 key_heads + value_heads) * 128]", 16, "read"},
-               {"z", "F32", "[rows, value_heads * 128]", 16, "read"},
-               {"b", "F32", "[rows, value_heads]", 4, "read"},
-               {"a", "F32", "[rows, value_heads]", 4, "read"},
-               {"conv", "F32", "[channels, taps]", 4, "read"},
-               {"a_log", "F32", "[value_heads]", 4, "read"},
-               {"dt_bias", "F32", "[value_heads]", 4, "read"},
-               {"norm", "F32", "[128]", 16, "read"},
-               {"lanes", "I32", "[lanes, 4]", 16, "read"},
-               {"conv_state", "F32", "[slots, taps - 1, channels]", 16, "read and written"},
-               {"delta", "F32", "[slots, value_heads, 128, 128]", 16, "read and written"},
-               {"out", "F32", "[rows, value_heads * 128]", 16, "written"}},
-              "none",
-              "a row depends on its sequence's state and its rows before",
-              "convolution: one chain, oldest tap first; S^T k and S^T q: 16 lanes chain 8 keys ascending, then a butterfly",
-              "none",
-              "none beyond fp32"};
+  e.record = {
+      "gdn",
+      "gdn",
+      {{"gdn_conv_kernel", 64, 128, 0, 0, 0},
+       {"gdn_recurrence_kernel", 128, 255, 0, 0, 0},
+       {"gdn_norm_kernel", 128, 64, 0, 0, 0}},
+      "key and value dims 128, value heads a multiple of key heads, 2 to 8 taps, any lanes and rows",
+      "convolution: a warp a head of a row; recurrence: blocks by 32 value columns of a head and by lane, and by "
+      "128 channels of the state; norm: a warp a head of a row",
+      {{"qkv", "F32", "[rows, (2 key_heads + value_heads) * 128]", 16, "read"},
+       {"z", "F32", "[rows, value_heads * 128]", 16, "read"},
+       {"b", "F32", "[rows, value_heads]", 4, "read"},
+       {"a", "F32", "[rows, value_heads]", 4, "read"},
+       {"conv", "F32", "[channels, taps]", 4, "read"},
+       {"a_log", "F32", "[value_heads]", 4, "read"},
+       {"dt_bias", "F32", "[value_heads]", 4, "read"},
+       {"norm", "F32", "[128]", 16, "read"},
+       {"lanes", "I32", "[lanes, 4]", 16, "read"},
+       {"conv_state", "F32", "[slots, taps - 1, channels]", 16, "read and written"},
+       {"delta", "F32", "[slots, value_heads, 128, 128]", 16, "read and written"},
+       {"out", "F32", "[rows, value_heads * 128]", 16, "written"}},
+      "none",
+      "a row depends on its sequence's state and its rows before",
+      "convolution: one chain, oldest tap first; S^T k and S^T q: 16 lanes chain 8 keys ascending, then a butterfly",
+      "none",
+      "none beyond fp32"};
   const auto shape = [](int64_t key_heads, int64_t value_heads, int64_t taps, bool silu) {
     return Shape{std::to_string(key_heads) + " / " + std::to_string(value_heads) + " heads, " + std::to_string(taps) +
                      " taps, " + (silu ? "silu" : "sigmoid"),
@@ -344,18 +357,18 @@ void add_gdn(KernelList& list) {
   const auto inside = [](const char* name, Fault fault) {
     return host_control(name, 2, [fault](Problem& p) { gdn_host(p, fault); });
   };
-  e.controls = {inside("state not decayed", Fault::NoDecay), inside("key head of the next group", Fault::NextKeyHead),
-                inside("beta left out", Fault::NoBeta),
-                host_control("keys in descending order above 16 rows", 3,
-                             [](Problem& p) { gdn_host(p, Fault::KeysDescending); }),
-                tamper_control("crossed slots", 2,
-                               [](Problem& p) {
-                                 auto* lanes = p["lanes"].as<int32_t>();
-                                 std::swap(lanes[0], lanes[12]);
-                               }),
-                spoil_control("state not kept", 2, [](const Problem& given, Problem& done) {
-                  done["delta"].storage = given["delta"].storage;
-                })};
+  e.controls = {
+      inside("state not decayed", Fault::NoDecay),
+      inside("key head of the next group", Fault::NextKeyHead),
+      inside("beta left out", Fault::NoBeta),
+      host_control("keys in descending order above 16 rows", 3, [](Problem& p) { gdn_host(p, Fault::KeysDescending); }),
+      tamper_control("crossed slots", 2,
+                     [](Problem& p) {
+                       auto* lanes = p["lanes"].as<int32_t>();
+                       std::swap(lanes[0], lanes[12]);
+                     }),
+      spoil_control("state not kept", 2,
+                    [](const Problem& given, Problem& done) { done["delta"].storage = given["delta"].storage; })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     const Sizes s(p);
@@ -367,8 +380,10 @@ void add_gdn(KernelList& list) {
     g.conv_state = d.get<float>("conv_state"), g.delta = d.get<float>("delta");
     g.lanes = {d.get<int32_t>("lanes"), p["lanes"].shape[0]};
     g.rows = p.rows, g.key_heads = s.key_heads, g.value_heads = s.value_heads, g.taps = s.taps;
-    g.convolved = static_cast<float*>(d.workspace("convolved", static_cast<size_t>(p.rows * s.channels) * sizeof(float)));
-    g.gates = static_cast<float*>(d.workspace("gates", static_cast<size_t>(p.rows * s.value_heads) * 2 * sizeof(float)));
+    g.convolved =
+        static_cast<float*>(d.workspace("convolved", static_cast<size_t>(p.rows * s.channels) * sizeof(float)));
+    g.gates =
+        static_cast<float*>(d.workspace("gates", static_cast<size_t>(p.rows * s.value_heads) * 2 * sizeof(float)));
     cuda::gdn(g, d.stream());
   };
 #endif

@@ -8,12 +8,18 @@ namespace fnx::contract {
 
 const char* kind_name(Kind kind) {
   switch (kind) {
-    case Kind::Normal: return "normal";
-    case Kind::Exponents: return "exponents";
-    case Kind::Cancelling: return "cancelling";
-    case Kind::Extremes: return "extremes";
-    case Kind::NonFinite: return "non-finite";
-    case Kind::Directed: return "directed";
+    case Kind::Normal:
+      return "normal";
+    case Kind::Exponents:
+      return "exponents";
+    case Kind::Cancelling:
+      return "cancelling";
+    case Kind::Extremes:
+      return "extremes";
+    case Kind::NonFinite:
+      return "non-finite";
+    case Kind::Directed:
+      return "directed";
   }
   return "?";
 }
@@ -43,7 +49,8 @@ void fill(float* x, int64_t rows, int64_t width, Kind kind, Range range, Random 
           const float choices[] = {0.0f, -0.0f, 0x1p-149f, -0x1.8p-130f, largest, -largest, 0x1p-126f, 1.0f};
           // A few large values a row, so that their sum stays in range.
           const int64_t pick = random.below(64);
-          row[i] = pick < 2 ? choices[4 + pick] : choices[(pick % 2 == 0 ? 0 : 6) + random.below(pick % 2 == 0 ? 4 : 2)];
+          row[i] =
+              pick < 2 ? choices[4 + pick] : choices[(pick % 2 == 0 ? 0 : 6) + random.below(pick % 2 == 0 ? 4 : 2)];
           break;
         }
         case Kind::Directed: {
@@ -51,7 +58,8 @@ void fill(float* x, int64_t rows, int64_t width, Kind kind, Range range, Random 
           row[i] = i % slice == 0 ? pattern[(i / slice + r) % 3] : 0.0f;
           break;
         }
-        default: row[i] = static_cast<float>(random.normal());
+        default:
+          row[i] = static_cast<float>(random.normal());
       }
     if (kind != Kind::NonFinite || r % 3 == 0) continue;
     row[random.below(width)] =

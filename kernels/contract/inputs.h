@@ -39,8 +39,8 @@ struct Range {
   int lowest = -30, highest = 30;
 };
 
-// Fills rows of `width` values. NonFinite: rows 1, 4, 7, ... hold an inf and rows 2, 5, 8, ... a NaN. Directed: slices of
-// `slice` values hold 2^highest, 1, -2^highest in their first element, 0 elsewhere.
+// Fills rows of `width` values. NonFinite: rows 1, 4, 7, ... hold an inf and rows 2, 5, 8, ... a NaN. Directed: slices
+// of `slice` values hold 2^highest, 1, -2^highest in their first element, 0 elsewhere.
 void fill(float* x, int64_t rows, int64_t width, Kind kind, Range range, Random random, int64_t slice = 16);
 
 }  // namespace fnx::contract

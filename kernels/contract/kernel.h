@@ -30,13 +30,13 @@ struct Record {
   std::string id;         // "exl3_linear"
   std::string operation;  // of kernels/ops.h
   std::vector<SymbolRecord> symbols;
-  std::string domain;      // shapes, widths and codebooks taken
-  std::string launch;      // grid and block as formulas of the shape
+  std::string domain;  // shapes, widths and codebooks taken
+  std::string launch;  // grid and block as formulas of the shape
   std::vector<OperandRecord> operands;
-  std::string aliases;     // operands that may be the same memory
-  std::string rows;        // what a row's bits depend on
+  std::string aliases;  // operands that may be the same memory
+  std::string rows;     // what a row's bits depend on
   std::string sum_order;
-  std::string rounding;    // where the kernel rounds to less than fp32
+  std::string rounding;  // where the kernel rounds to less than fp32
   std::string limits;
 };
 
@@ -57,9 +57,9 @@ struct Refusal {
 
 // A way to compute a kernel's outputs in place.
 struct Implementation {
-  std::string name;                       // "host", "device"
+  std::string name;  // "host", "device"
   std::function<void(Problem&)> launch;
-  std::function<void(Problem&)> replay;   // the launch from a captured graph; empty where there are no graphs
+  std::function<void(Problem&)> replay;  // the launch from a captured graph; empty where there are no graphs
 };
 
 // Measured on the device for one launch of one symbol.

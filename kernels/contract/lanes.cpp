@@ -42,7 +42,8 @@ Problem lanes_part(const Problem& whole, int64_t first, int64_t count) {
     const auto begin = std::max(lane.first_row, static_cast<int32_t>(first));
     const auto end = std::min(lane.first_row + lane.rows, static_cast<int32_t>(first + count));
     if (begin < end)
-      lanes.push_back({lane.slot, begin - static_cast<int32_t>(first), end - begin, lane.start + begin - lane.first_row});
+      lanes.push_back(
+          {lane.slot, begin - static_cast<int32_t>(first), end - begin, lane.start + begin - lane.first_row});
   }
   Problem sized;
   Operand table = sized.add("lanes", DType::I32, Role::In, false, table_shape(lanes));

@@ -234,10 +234,12 @@ std::unique_ptr<Kernel> swiglu_entry() {
     backend->swiglu(*backend->make_stream(), p["gate"].view(), p["up"].view(), p["out"].view());
   };
   e.refusals = {{"a negative count", set_number("width", -1)}};
-  e.controls = {tamper_control("gate and up swapped", 2, [](Problem& p) { std::swap(p["gate"].storage, p["up"].storage); })};
+  e.controls = {
+      tamper_control("gate and up swapped", 2, [](Problem& p) { std::swap(p["gate"].storage, p["up"].storage); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::swiglu({d.get<float>("gate"), d.get<float>("up"), d.get<float>("out"), p.rows * p.number("width")}, d.stream());
+    cuda::swiglu({d.get<float>("gate"), d.get<float>("up"), d.get<float>("out"), p.rows * p.number("width")},
+                 d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -317,8 +319,8 @@ std::unique_ptr<Kernel> combine_entry() {
         magnitude += std::abs(term);
       }
       // k + 1 fused additions, and the roundings of the sigmoid.
-      return Bounded{sum, gamma(static_cast<double>(k + 1)) * magnitude + gamma(kSigmoidRoundings + 1) * std::abs(shared) +
-                              0x1p-140};
+      return Bounded{sum, gamma(static_cast<double>(k + 1)) * magnitude +
+                              gamma(kSigmoidRoundings + 1) * std::abs(shared) + 0x1p-140};
     })};
   };
   e.domain = [](const Problem& p) {
@@ -339,14 +341,14 @@ std::unique_ptr<Kernel> combine_entry() {
   const auto above_16_rows = [](const char* name, CombineFault fault) {
     return host_control(name, 3, [fault](Problem& p) { combine_host(p, p.rows > 16 ? fault : CombineFault::None); });
   };
-  e.controls = {above_16_rows("slots in descending order above 16 rows", CombineFault::Descending),
-                above_16_rows("shared expert first above 16 rows", CombineFault::SharedFirst),
-                host_control("shared expert left out", 2,
-                             [](Problem& p) { combine_host(p, CombineFault::SharedSkipped); }),
-                tamper_control("crossed slot table", 2, [](Problem& p) {
-                  float* w = p["weights"].as<float>();
-                  std::swap(w[0], w[p.number("k") - 1]);
-                })};
+  e.controls = {
+      above_16_rows("slots in descending order above 16 rows", CombineFault::Descending),
+      above_16_rows("shared expert first above 16 rows", CombineFault::SharedFirst),
+      host_control("shared expert left out", 2, [](Problem& p) { combine_host(p, CombineFault::SharedSkipped); }),
+      tamper_control("crossed slot table", 2, [](Problem& p) {
+        float* w = p["weights"].as<float>();
+        std::swap(w[0], w[p.number("k") - 1]);
+      })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::combine({d.get<float>("slots"), d.get<float>("weights"), d.get<float>("shared"), d.get<float>("shared_gate"),

@@ -46,7 +46,8 @@ float host_product(const Operand& w, int64_t row, const float* x, int64_t in, bo
   for (int64_t i = 0; i < in; ++i) {
     const int64_t k = descending ? in - 1 - i : i;
     const auto a = static_cast<float>(w.at(row * in + k));
-    sum = tensor ? (no_low_part ? sum + a * f16_to_f32(f32_to_f16(x[k])) : split_product(a, x[k], sum)) : sum + a * x[k];
+    sum =
+        tensor ? (no_low_part ? sum + a * f16_to_f32(f32_to_f16(x[k])) : split_product(a, x[k], sum)) : sum + a * x[k];
   }
   return sum;
 }
@@ -86,26 +87,28 @@ LinearSource plain_source(Operand& w, int64_t in, int64_t out) {
 
 std::unique_ptr<Kernel> plain_entry() {
   Entry e;
-  e.record = {"plain_linear",
-              "linear",
-              {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
-               {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
-               {"plain_fma_kernel", 256, 128, 0, 0, 0}},
-              "F16, BF16 or F32 weights, any in, out and rows",
-              "tensor cores: tiles of 16 outputs by splits or by groups of rows; fma: a warp an output, four rows a block",
-              {{"x", "F32", "[rows, in]", 16, "read"},
-               {"w", "F16, BF16 or F32", "[out, in]", 16, "read"},
-               {"bias", "F32", "[out] or none", 4, "read"},
-               {"y", "F32", "[rows, out]", 4, "written"}},
-              "none",
-              "a row depends on that row of x",
-              "tensor cores: slices of units of 32 inputs, eight slices ascending a split, splits ascending, then the bias; "
-              "otherwise a chain a lane over every 32nd input and a butterfly",
-              "tensor cores: x as a sum of two fp16 numbers",
-              "|x| below 65504 on the tensor-core path"};
+  e.record = {
+      "plain_linear",
+      "linear",
+      {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
+       {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
+       {"plain_fma_kernel", 256, 128, 0, 0, 0}},
+      "F16, BF16 or F32 weights, any in, out and rows",
+      "tensor cores: tiles of 16 outputs by splits or by groups of rows; fma: a warp an output, four rows a block",
+      {{"x", "F32", "[rows, in]", 16, "read"},
+       {"w", "F16, BF16 or F32", "[out, in]", 16, "read"},
+       {"bias", "F32", "[out] or none", 4, "read"},
+       {"y", "F32", "[rows, out]", 4, "written"}},
+      "none",
+      "a row depends on that row of x",
+      "tensor cores: slices of units of 32 inputs, eight slices ascending a split, splits ascending, then the bias; "
+      "otherwise a chain a lane over every 32nd input and a butterfly",
+      "tensor cores: x as a sum of two fp16 numbers",
+      "|x| below 65504 on the tensor-core path"};
   const auto shape = [](int64_t in, int64_t out, DType dtype, bool bias) {
-    return Shape{"[" + std::to_string(out) + ", " + std::to_string(in) + "] " + dtype_name(dtype) + (bias ? " bias" : ""),
-                 {{"in", in}, {"out", out}, {"dtype", static_cast<int64_t>(dtype)}, {"bias", bias}}};
+    return Shape{
+        "[" + std::to_string(out) + ", " + std::to_string(in) + "] " + dtype_name(dtype) + (bias ? " bias" : ""),
+        {{"in", in}, {"out", out}, {"dtype", static_cast<int64_t>(dtype)}, {"bias", bias}}};
   };
   e.host_shapes = {shape(264, 19, DType::F16, true), shape(40, 16, DType::F16, false), shape(33, 5, DType::BF16, false),
                    shape(100, 7, DType::F32, true)};
@@ -226,7 +229,8 @@ std::vector<Expectation> hc_expect(const Problem& given, const Problem&) {
       double sum = 0, error = 0, size = 0;
       for (int64_t t = 0; t < s.n; ++t) {
         const int64_t i = t * s.hidden + h;
-        const Bounded gate = sigmoid_of(product(given["up"], i, low.data(), s.rank, true)), x = xn[static_cast<size_t>(i)];
+        const Bounded gate = sigmoid_of(product(given["up"], i, low.data(), s.rank, true)),
+                      x = xn[static_cast<size_t>(i)];
         const double term = gate.value * x.value;
         sum += term;
         error += gate.error * (std::abs(x.value) + x.error) + gate.value * x.error + kUnit * std::abs(term);
@@ -276,27 +280,28 @@ void hc_host(Problem& p, HcFault fault) {
 
 std::unique_ptr<Kernel> hc_entry() {
   Entry e;
-  e.record = {"hc_mix",
-              "hc_mix",
-              {{"grouped_norm_kernel", 256, 128, 64, 0, 0},
-               {"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
-               {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
-               {"hc_up_kernel", 256, 255, 0, 48 * 1024, 0}},
-              "F16 weights, 2 to 8 streams, hidden a multiple of 16, rank a multiple of 8",
-              "the norm's blocks; down and inject as plain_linear; up: blocks by 16 of hidden and by groups of rows, a warp "
-              "a stream",
-              {{"stack", "F32", "[rows, streams, hidden]", 16, "read"},
-               {"norm", "F32", "[streams * hidden]", 16, "read"},
-               {"down", "F16", "[rank, streams * hidden]", 16, "read"},
-               {"up", "F16", "[streams * hidden, rank]", 16, "read"},
-               {"inject", "F16", "[streams, streams * hidden]", 16, "read"},
-               {"u", "F32", "[rows, hidden]", 4, "written"},
-               {"inj", "F32", "[rows, streams]", 4, "written"}},
-              "none",
-              "a row depends on that row of the stack",
-              "norm as grouped_norm; down and inject as plain_linear; up one chain over the rank; streams ascending",
-              "inputs of the three products as sums of two fp16 numbers",
-              "normed and low values below 65504"};
+  e.record = {
+      "hc_mix",
+      "hc_mix",
+      {{"grouped_norm_kernel", 256, 128, 64, 0, 0},
+       {"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
+       {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
+       {"hc_up_kernel", 256, 255, 0, 48 * 1024, 0}},
+      "F16 weights, 2 to 8 streams, hidden a multiple of 16, rank a multiple of 8",
+      "the norm's blocks; down and inject as plain_linear; up: blocks by 16 of hidden and by groups of rows, a warp "
+      "a stream",
+      {{"stack", "F32", "[rows, streams, hidden]", 16, "read"},
+       {"norm", "F32", "[streams * hidden]", 16, "read"},
+       {"down", "F16", "[rank, streams * hidden]", 16, "read"},
+       {"up", "F16", "[streams * hidden, rank]", 16, "read"},
+       {"inject", "F16", "[streams, streams * hidden]", 16, "read"},
+       {"u", "F32", "[rows, hidden]", 4, "written"},
+       {"inj", "F32", "[rows, streams]", 4, "written"}},
+      "none",
+      "a row depends on that row of the stack",
+      "norm as grouped_norm; down and inject as plain_linear; up one chain over the rank; streams ascending",
+      "inputs of the three products as sums of two fp16 numbers",
+      "normed and low values below 65504"};
   e.host_shapes = {{"4 streams of 48, rank 16", {{"streams", 4}, {"hidden", 48}, {"rank", 16}}}};
   e.more_device_shapes = {{"4 streams of 2560, rank 320", {{"streams", 4}, {"hidden", 2560}, {"rank", 320}}}};
   e.bit_rows = 140;

@@ -24,13 +24,15 @@ uint16_t ring_state(const uint16_t* ring, int64_t i, int64_t dim, int64_t bits) 
   return static_cast<uint16_t>(state);
 }
 
-void ngram_each(const Problem& p, exl3::Codebook codebook, const std::function<void(int64_t, float, float, float)>& fn) {
-  const int64_t heads = p.number("heads"), dim = p.number("dim"), bits = p.number("bits"), stride = p["packed"].shape[2];
+void ngram_each(const Problem& p, exl3::Codebook codebook,
+                const std::function<void(int64_t, float, float, float)>& fn) {
+  const int64_t heads = p.number("heads"), dim = p.number("dim"), bits = p.number("bits"),
+                stride = p["packed"].shape[2];
   for (int64_t site = 0; site < p.rows * heads; ++site) {
     const uint16_t* words = p["packed"].as<uint16_t>() + site * stride;
     for (int64_t d = 0; d < dim; ++d)
-      fn(site * dim + d, f16_to_f32(exl3::decode_state(ring_state(words + 1, d, dim, bits), codebook)), f16_to_f32(words[0]),
-         p["bias"].as<float>()[site % heads * dim + d]);
+      fn(site * dim + d, f16_to_f32(exl3::decode_state(ring_state(words + 1, d, dim, bits), codebook)),
+         f16_to_f32(words[0]), p["bias"].as<float>()[site % heads * dim + d]);
   }
 }
 
@@ -62,10 +64,12 @@ std::unique_ptr<Kernel> ngram_entry() {
     Random random(seed, 1);
     auto* words = p.add("packed", DType::I16, Role::In, true, {rows, heads, stride}).as<uint16_t>();
     for (int64_t i = 0; i < rows * heads * stride; ++i)
-      words[i] = i % stride == 0 ? f32_to_f16(static_cast<float>(random.normal())) : static_cast<uint16_t>(random.bits() >> 48);
+      words[i] = i % stride == 0 ? f32_to_f16(static_cast<float>(random.normal()))
+                                 : static_cast<uint16_t>(random.bits() >> 48);
     // Scales that are NaN stay in their rows.
     for (int64_t r = 1; kind == Kind::NonFinite && r < rows; r += 3) words[r * heads * stride] = 0x7E00;
-    fill(p.add("bias", DType::F32, Role::In, false, {heads, dim}).as<float>(), 1, heads * dim, Kind::Normal, {}, random);
+    fill(p.add("bias", DType::F32, Role::In, false, {heads, dim}).as<float>(), 1, heads * dim, Kind::Normal, {},
+         random);
     p.add("out", DType::F32, Role::Out, true, {rows, heads * dim});
     return p;
   };
@@ -89,8 +93,8 @@ std::unique_ptr<Kernel> ngram_entry() {
   e.host = [host](Problem& p) { host(p, exl3::Codebook::Mul1); };
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
-    backend->ngram_decode(*backend->make_stream(), static_cast<int>(p.number("bits")), p["packed"].view(), p["bias"].view(),
-                          p["out"].view());
+    backend->ngram_decode(*backend->make_stream(), static_cast<int>(p.number("bits")), p["packed"].view(),
+                          p["bias"].view(), p["out"].view());
   };
   e.exact_kinds = {Kind::Normal};
   e.refusals = {{"9 bits", set_number("bits", 9)}, {"dim of 33 at 5 bits", set_number("dim", 33)}};
@@ -101,8 +105,8 @@ std::unique_ptr<Kernel> ngram_entry() {
                 })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::ngram_decode({d.at("packed"), DType::I16, d.get<float>("bias"), d.get<float>("out"), p.rows, p.number("heads"),
-                        p.number("dim"), static_cast<int>(p.number("bits"))},
+    cuda::ngram_decode({d.at("packed"), DType::I16, d.get<float>("bias"), d.get<float>("out"), p.rows,
+                        p.number("heads"), p.number("dim"), static_cast<int>(p.number("bits"))},
                        d.stream());
   };
 #endif
@@ -234,7 +238,8 @@ void ple_host(Problem& p, Fault fault) {
   std::vector<float> w(static_cast<size_t>(s.wide)), c(w.size());
   for (const Lane& lane : lanes_of(p))
     for (int64_t r = lane.first_row; r < lane.first_row + lane.rows; ++r) {
-      float *stack = p["stack"].as<float>() + r * s.wide, *past = p["state"].as<float>() + lane.slot * s.history * s.wide;
+      float *stack = p["stack"].as<float>() + r * s.wide,
+            *past = p["state"].as<float>() + lane.slot * s.history * s.wide;
       for (int64_t t = 0; t < s.n; ++t) {
         const int64_t first = t * s.hidden;
         const auto k = norm32(p["key"].as<float>() + r * s.wide + first, p["norm_key"].as<float>() + first, s.hidden);
@@ -279,7 +284,8 @@ Problem ple_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   in("norm_conv", false, {s.wide}, Kind::Normal, 5);
   in("conv", false, {s.wide, s.taps}, Kind::Normal, 6);
   add_lanes(p, rows, kMostRowsAlone);
-  Operand& state = p.add("state", DType::F32, Role::InOut, false, {lane_slots(rows, kMostRowsAlone), s.history, s.wide});
+  Operand& state =
+      p.add("state", DType::F32, Role::InOut, false, {lane_slots(rows, kMostRowsAlone), s.history, s.wide});
   fill(state.as<float>(), 1, state.size(), Kind::Normal, {}, Random(seed, 7));
   Operand& stack = p.add("stack", DType::F32, Role::InOut, true, {rows, s.n, s.hidden});
   fill(stack.as<float>(), 1, stack.size(), Kind::Normal, {}, Random(seed, 8));
@@ -288,31 +294,33 @@ Problem ple_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
 
 std::unique_ptr<Kernel> ple_entry() {
   Entry e;
-  e.record = {"ple_mix",
-              "ple_mix",
-              {{"ple_gate_kernel", 256, 64, 64, 0, 0},
-               {"ple_conv_kernel", 256, 64, 0, 0, 0},
-               {"ple_keep_kernel", 256, 64, 0, 0, 0}},
-              "any streams and hidden; taps from 2, dilation from 1; any lanes and rows",
-              "gates: a block of 256 a stream of a row; convolution: ceil(rows * wide / 256) blocks; state: by lane",
-              {{"key", "F32", "[rows, streams * hidden]", 4, "read"},
-               {"value", "F32", "[rows, hidden]", 4, "read"},
-               {"norm_key", "F32", "[streams * hidden]", 4, "read"},
-               {"norm_query", "F32", "[streams * hidden]", 4, "read"},
-               {"norm_conv", "F32", "[streams * hidden]", 4, "read"},
-               {"conv", "F32", "[streams * hidden, taps]", 4, "read"},
-               {"lanes", "I32", "[lanes, 4]", 16, "read"},
-               {"state", "F32", "[slots, (taps - 1) * dilation, streams * hidden]", 4, "read and written"},
-               {"stack", "F32", "[rows, streams, hidden]", 4, "read and written"}},
-              "none",
-              "a row depends on itself and its sequence's rows before",
-              "sums over hidden: a thread of 256 adds every 256th in one fma chain, butterfly, warps ascending; convolution: "
-              "one chain, oldest tap first",
-              "none",
-              "none beyond fp32"};
+  e.record = {
+      "ple_mix",
+      "ple_mix",
+      {{"ple_gate_kernel", 256, 64, 64, 0, 0},
+       {"ple_conv_kernel", 256, 64, 0, 0, 0},
+       {"ple_keep_kernel", 256, 64, 0, 0, 0}},
+      "any streams and hidden; taps from 2, dilation from 1; any lanes and rows",
+      "gates: a block of 256 a stream of a row; convolution: ceil(rows * wide / 256) blocks; state: by lane",
+      {{"key", "F32", "[rows, streams * hidden]", 4, "read"},
+       {"value", "F32", "[rows, hidden]", 4, "read"},
+       {"norm_key", "F32", "[streams * hidden]", 4, "read"},
+       {"norm_query", "F32", "[streams * hidden]", 4, "read"},
+       {"norm_conv", "F32", "[streams * hidden]", 4, "read"},
+       {"conv", "F32", "[streams * hidden, taps]", 4, "read"},
+       {"lanes", "I32", "[lanes, 4]", 16, "read"},
+       {"state", "F32", "[slots, (taps - 1) * dilation, streams * hidden]", 4, "read and written"},
+       {"stack", "F32", "[rows, streams, hidden]", 4, "read and written"}},
+      "none",
+      "a row depends on itself and its sequence's rows before",
+      "sums over hidden: a thread of 256 adds every 256th in one fma chain, butterfly, warps ascending; convolution: "
+      "one chain, oldest tap first",
+      "none",
+      "none beyond fp32"};
   const auto shape = [](int64_t streams, int64_t hidden, int64_t dilation) {
-    return Shape{std::to_string(streams) + " streams of " + std::to_string(hidden) + ", dilation " + std::to_string(dilation),
-                 {{"streams", streams}, {"hidden", hidden}, {"taps", 4}, {"dilation", dilation}}};
+    return Shape{
+        std::to_string(streams) + " streams of " + std::to_string(hidden) + ", dilation " + std::to_string(dilation),
+        {{"streams", streams}, {"hidden", hidden}, {"taps", 4}, {"dilation", dilation}}};
   };
   e.host_shapes = {shape(2, 48, 3)};
   e.more_device_shapes = {shape(4, 2560, 3)};
@@ -328,8 +336,12 @@ std::unique_ptr<Kernel> ple_entry() {
   e.cpu = [](Problem& p) {
     const Sizes s(p);
     const auto backend = make_cpu_backend({1, 0});
-    PleWeights w{{p["norm_key"].view(), kEps}, {p["norm_query"].view(), kEps}, {p["norm_conv"].view(), kEps},
-                 p["conv"].view(), s.taps, s.dilation};
+    PleWeights w{{p["norm_key"].view(), kEps},
+                 {p["norm_query"].view(), kEps},
+                 {p["norm_conv"].view(), kEps},
+                 p["conv"].view(),
+                 s.taps,
+                 s.dilation};
     const std::vector<Lane> lanes = lanes_of(p);
     Batch batch;
     batch.lanes = lanes;

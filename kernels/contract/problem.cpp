@@ -31,16 +31,25 @@ int64_t Operand::size() const {
 
 double Operand::at(int64_t i) const {
   switch (dtype) {
-    case DType::F32: return as<float>()[i];
-    case DType::F64: return as<double>()[i];
-    case DType::F16: return f16_to_f32(as<uint16_t>()[i]);
-    case DType::BF16: return bf16_to_f32(as<uint16_t>()[i]);
-    case DType::I32: return as<int32_t>()[i];
-    case DType::I64: return static_cast<double>(as<int64_t>()[i]);
+    case DType::F32:
+      return as<float>()[i];
+    case DType::F64:
+      return as<double>()[i];
+    case DType::F16:
+      return f16_to_f32(as<uint16_t>()[i]);
+    case DType::BF16:
+      return bf16_to_f32(as<uint16_t>()[i]);
+    case DType::I32:
+      return as<int32_t>()[i];
+    case DType::I64:
+      return static_cast<double>(as<int64_t>()[i]);
     case DType::U16:
-    case DType::I16: return as<uint16_t>()[i];
-    case DType::U8: return as<uint8_t>()[i];
-    default: throw Error(ErrorKind::Internal, "operand " + name + " of dtype " + dtype_name(dtype) + " has no value");
+    case DType::I16:
+      return as<uint16_t>()[i];
+    case DType::U8:
+      return as<uint8_t>()[i];
+    default:
+      throw Error(ErrorKind::Internal, "operand " + name + " of dtype " + dtype_name(dtype) + " has no value");
   }
 }
 

@@ -21,7 +21,8 @@ constexpr double kBoundary = 0x1p-20;
 std::vector<SampleParams> params_of(const Problem& p) {
   std::vector<SampleParams> rows(static_cast<size_t>(p.rows));
   const auto* bytes = p["params"].data();
-  for (size_t r = 0; r < rows.size(); ++r) std::memcpy(&rows[r], bytes + r * sizeof(cuda::SampleRow), sizeof(SampleParams));
+  for (size_t r = 0; r < rows.size(); ++r)
+    std::memcpy(&rows[r], bytes + r * sizeof(cuda::SampleRow), sizeof(SampleParams));
   return rows;
 }
 static_assert(sizeof(SampleParams) == sizeof(cuda::SampleRow));
@@ -85,8 +86,8 @@ std::string sample_choices(const Problem& given, const Problem& done) {
   const int64_t vocabulary = given.number("vocabulary"), valid = given.number("valid");
   const std::vector<SampleParams> params = params_of(given);
   for (int64_t r = 0; r < given.rows; ++r) {
-    const std::string what = row_choice(given["logits"].as<float>() + r * vocabulary, valid, params[static_cast<size_t>(r)],
-                                        done["ids"].as<int32_t>()[r]);
+    const std::string what = row_choice(given["logits"].as<float>() + r * vocabulary, valid,
+                                        params[static_cast<size_t>(r)], done["ids"].as<int32_t>()[r]);
     if (!what.empty()) return "ids[" + std::to_string(r) + "] " + what;
   }
   return "";
@@ -173,8 +174,9 @@ void add_sample(KernelList& list) {
   e.make = sample_make;
   e.expect = [](const Problem&, const Problem& done) {
     // What was drawn is judged as a choice; here only that something was.
-    return std::vector<Expectation>{
-        expect_elements(done["ids"], [&](int64_t i) { return Bounded{done["ids"].at(i), 0}; })};
+    return std::vector<Expectation>{expect_elements(done["ids"], [&](int64_t i) {
+      return Bounded{done["ids"].at(i), 0};
+    })};
   };
   e.choices = sample_choices;
   e.domain = [](const Problem& p) {
@@ -191,7 +193,8 @@ void add_sample(KernelList& list) {
   const auto inside = [](const char* name, Fault fault) {
     return host_control(name, 2, [fault](Problem& p) { sample_host(p, fault); });
   };
-  e.controls = {inside("ties to the higher id", Fault::HigherIdOnTies), inside("position left out", Fault::IgnoresPosition),
+  e.controls = {inside("ties to the higher id", Fault::HigherIdOnTies),
+                inside("position left out", Fault::IgnoresPosition),
                 inside("ids beyond the valid ones", Fault::AllIds)};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
@@ -200,7 +203,8 @@ void add_sample(KernelList& list) {
     s.count = p.rows, s.valid = p.number("valid"), s.vocabulary = p.number("vocabulary");
     s.greedy = p.number("greedy") != 0;
     const auto words = [&](const char* name, int64_t count) {
-      return static_cast<uint64_t*>(d.workspace(name, static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(uint64_t)));
+      return static_cast<uint64_t*>(
+          d.workspace(name, static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(uint64_t)));
     };
     s.masses = s.greedy ? nullptr : words("masses", p.rows * s.valid);
     s.bins = s.greedy ? nullptr : words("bins", p.rows * 2 * 2048);

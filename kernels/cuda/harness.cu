@@ -45,7 +45,8 @@ struct Harness::State {
 std::optional<DeviceInfo> device_info() {
   int count = 0;
   cudaDeviceProp properties{};
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0 || cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0 ||
+      cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
     cudaGetLastError();
     return {};
   }

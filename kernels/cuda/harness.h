@@ -36,8 +36,8 @@ class Harness {
   Harness& operator=(const Harness&) = delete;
 
   CUstream_st* stream();
-  // A buffer of that name, at least `bytes` long, 256-byte aligned; it grows and is kept. `zeroed`: zero-filled whenever
-  // it is made anew; otherwise its content is undefined.
+  // A buffer of that name, at least `bytes` long, 256-byte aligned; it grows and is kept. `zeroed`: zero-filled
+  // whenever it is made anew; otherwise its content is undefined.
   void* buffer(const std::string& name, size_t bytes, bool zeroed);
   // In stream order; upload returns after the host memory was read, download after it was written.
   void upload(void* device, const void* host, size_t bytes);

@@ -20,10 +20,19 @@ class Sum : public Kernel {
  public:
   double bound = 1;  // ulps allowed
   Sum() {
-    record_ = {"sum", "add", {{"sum_kernel", 256, 32, 0, 0, 0}}, "any rows", "rows blocks",
-               {{"a", "F32", "[rows, 8]", 16, "read"}, {"b", "F32", "[rows, 8]", 16, "read"},
+    record_ = {"sum",
+               "add",
+               {{"sum_kernel", 256, 32, 0, 0, 0}},
+               "any rows",
+               "rows blocks",
+               {{"a", "F32", "[rows, 8]", 16, "read"},
+                {"b", "F32", "[rows, 8]", 16, "read"},
                 {"y", "F32", "[rows, 8]", 16, "written"}},
-               "none", "itself", "one addition", "none", "none"};
+               "none",
+               "itself",
+               "one addition",
+               "none",
+               "none"};
   }
   const Record& record() const override { return record_; }
   std::vector<Shape> shapes(Effort) const override { return {{"rows of 8", {{"width", 8}}}}; }
