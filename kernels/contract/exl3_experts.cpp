@@ -298,15 +298,21 @@ class ExpertsKernel : public Kernel {
       launch.hidden = p.number("hidden");
       launch.width = p.number("width");
       launch.codebook = static_cast<exl3::Codebook>(p.number("codebook"));
-      std::vector<cuda::Exl3Expert> table;
+      // Padding is zero too: the table is compared byte by byte with the one that is already there.
+      std::vector<cuda::Exl3Expert> table(static_cast<size_t>(launch.experts));
+      std::memset(static_cast<void*>(table.data()), 0, table.size() * sizeof(cuda::Exl3Expert));
       for (int64_t e = 0; e < launch.experts; ++e) {
+        if (!held(p, static_cast<int32_t>(e))) continue;
         const Expert x =
             layout.expert(p, e, d.get<uint16_t>("trellis"), d.get<uint16_t>("suh"), d.get<uint16_t>("svh"));
-        const auto matrix = [&](int i) {
-          return cuda::Exl3Matrix{x.part[i].trellis, x.part[i].suh, x.part[i].svh, x.part[i].half_bits};
-        };
-        table.push_back(held(p, static_cast<int32_t>(e)) ? cuda::Exl3Expert{matrix(0), matrix(1), matrix(2)}
-                                                         : cuda::Exl3Expert{});
+        cuda::Exl3Expert& to = table[static_cast<size_t>(e)];
+        cuda::Exl3Matrix* parts[] = {&to.gate, &to.up, &to.down};
+        for (int i = 0; i < 3; ++i) {
+          parts[i]->trellis = x.part[i].trellis;
+          parts[i]->suh = x.part[i].suh;
+          parts[i]->svh = x.part[i].svh;
+          parts[i]->half_bits = x.part[i].half_bits;
+        }
       }
       launch.table = static_cast<const cuda::Exl3Expert*>(
           d.constant("experts", table.data(), table.size() * sizeof(cuda::Exl3Expert)));

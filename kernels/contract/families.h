@@ -12,7 +12,6 @@ void add_moe(KernelList& list);         // router, swiglu, combine
 void add_dense(KernelList& list);       // embed, add, move rows, grouped norm, HC injection
 void add_plain(KernelList& list);       // plain linear, HC mix
 void add_gdn(KernelList& list);
-void add_qsa(KernelList& list);
 void add_ple(KernelList& list);
 void add_sample(KernelList& list);
 
