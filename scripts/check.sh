@@ -54,6 +54,7 @@ awk 'FNR == 601 { printf "%s:601: file is longer than 600 lines\n", FILENAME }' 
 # Memory is owned by RAII types: raw allocations stand only where an owner is made, listed as FILE COUNT.
 declare -A allowed=()
 while read -r file count; do [ -n "$file" ] && allowed[$file]=$count; done <<'OWNERS'
+kernels/cuda/harness.cu 1
 OWNERS
 while IFS= read -r file; do
   hits=$(grep -nE '\b(cuda(Malloc|HostAlloc)[A-Za-z]*|malloc|calloc|realloc|aligned_alloc|posix_memalign) *\(|\bnew +[A-Za-z_:]+[A-Za-z0-9_:<>]* *\[' "$file" |
