@@ -90,6 +90,7 @@ TEST_CASE("contract: a sound kernel passes with every control red") {
     CAPTURE(c.name);
     CHECK(c.red);
   }
+  CHECK(report.sound(options));
   CHECK(report.kernels[0].values.worst_fraction > 0.5);
   CHECK(report.kernels[0].values.worst_fraction <= 1);
 }
