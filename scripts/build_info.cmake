@@ -1,4 +1,5 @@
-# Writes OUT with the source's commit and whether the tree differs from it, and touches OUT only when that changed.
+# Writes OUT with the source's commit, whether the tree differs from it and the kernels' digest; touches OUT only when
+# one of them changed.
 # Usage: cmake -DSOURCE=DIR -DOUT=FILE -P build_info.cmake
 set(commit "unknown")
 set(dirty "unknown")
@@ -22,7 +23,17 @@ if(GIT)
     endif()
   endif()
 endif()
-set(text "#pragma once\n#define FNX_COMMIT \"${commit}\"\n#define FNX_DIRTY \"${dirty}\"\n")
+# Identifies the kernels: a qualification holds for these sources alone.
+file(GLOB kernel_sources RELATIVE ${SOURCE} ${SOURCE}/kernels/*.h ${SOURCE}/kernels/cuda/*)
+list(SORT kernel_sources)
+set(kernel_hashes "")
+foreach(source ${kernel_sources})
+  file(SHA256 ${SOURCE}/${source} hash)
+  string(APPEND kernel_hashes "${source} ${hash}\n")
+endforeach()
+string(SHA256 kernel_digest "${kernel_hashes}")
+set(text "#pragma once\n#define FNX_COMMIT \"${commit}\"\n#define FNX_DIRTY \"${dirty}\"\n\
+#define FNX_KERNEL_DIGEST \"${kernel_digest}\"\n")
 set(old "")
 if(EXISTS ${OUT})
   file(READ ${OUT} old)

@@ -61,6 +61,8 @@ Json tool_block(const std::string& name) {
   return out;
 }
 
+std::string kernel_library_digest() { return FNX_KERNEL_DIGEST; }
+
 std::string version_text(const std::string& name) {
   return fmt::format(
       "{} {}\ncommit: {}\ndirty: {}\nbuild type: {}\nC++ compiler: {}\nCUDA compiler: {}\nCUDA: {}\nNCCL: {}\n"

@@ -13,4 +13,7 @@ Json tool_block(const std::string& name);
 // What --version prints: one fact a line.
 std::string version_text(const std::string& name);
 
+// SHA-256 over the kernels' sources, 64 hex digits: what a qualification is keyed by, beside the architecture.
+std::string kernel_library_digest();
+
 }  // namespace fnx

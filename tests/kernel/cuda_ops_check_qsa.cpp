@@ -1,8 +1,8 @@
 // Sparse attention against the reference, chunks against the whole, and selection on exact scores with many ties.
 #include <algorithm>
 
-#include "ops_check.h"
 #include "kernels/cuda/qsa.h"
+#include "ops_check.h"
 
 namespace fnx::check {
 

@@ -1,8 +1,8 @@
 // Sampling against the reference: the same ids for every setting, ties, both zeros, NaN.
 #include <algorithm>
 
-#include "ops_check.h"
 #include "kernels/cuda/sample.h"
+#include "ops_check.h"
 
 namespace fnx::check {
 

@@ -1,9 +1,9 @@
 // Operations that carry a sequence's state: GDN and PLE. Whole prompts against the reference, chunks against the whole.
 #include <algorithm>
 
-#include "ops_check.h"
 #include "kernels/cuda/gdn.h"
 #include "kernels/cuda/ple.h"
+#include "ops_check.h"
 
 namespace fnx::check {
 

@@ -2,7 +2,6 @@
 // beside the time their bytes take at the copy rate of the same run.
 #include <algorithm>
 
-#include "ops_check.h"
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/gdn.h"
 #include "kernels/cuda/moe.h"
@@ -10,6 +9,7 @@
 #include "kernels/cuda/ple.h"
 #include "kernels/cuda/qsa.h"
 #include "kernels/cuda/sample.h"
+#include "ops_check.h"
 
 namespace fnx::check {
 

@@ -1,0 +1,393 @@
+// Gated delta rule: convolution, recurrence, gated norm, as one operation with its state.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/contract/entry.h"
+#include "kernels/contract/exl3_math.h"
+#include "kernels/contract/families.h"
+#include "kernels/contract/lanes.h"
+#include "kernels/cuda/gdn.h"
+#include "kernels/ops.h"
+
+namespace fnx::contract {
+
+namespace {
+
+constexpr int64_t kDim = 128;
+constexpr float kEps = 1e-6f;
+constexpr int64_t kMostRowsAlone = 16;  // up to here each row is a sequence of its own
+
+struct Sizes {
+  int64_t key_heads, value_heads, taps, channels, values;
+  explicit Sizes(const Problem& p)
+      : key_heads(p.number("key_heads")),
+        value_heads(p.number("value_heads")),
+        taps(p.number("taps")),
+        channels((2 * key_heads + value_heads) * kDim),
+        values(value_heads * kDim) {}
+};
+
+// 1 / sqrt(sum / n + eps) of values with errors: gamma_10 of the sum of squares, root and division, and what the
+// values' errors do to the sum. Unbounded where they might double it.
+Bounded inverse_root(const Bounded* x, int64_t count, double n, double eps) {
+  double sum = 0, carried = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum += x[i].value * x[i].value;
+    carried += (2 * std::abs(x[i].value) + x[i].error) * x[i].error;
+  }
+  const double mean = sum / n + eps, relative = carried / n / mean;
+  const double value = 1.0 / std::sqrt(mean);
+  return {value, relative < 0.5 ? value * (relative + gamma(12)) : std::nan("")};
+}
+
+Bounded times(Bounded a, Bounded b) {
+  const double value = a.value * b.value;
+  return {value,
+          std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error + kUnit * std::abs(value)};
+}
+
+Bounded sigmoid_of(Bounded x) {
+  const double value = 1.0 / (1.0 + std::exp(-x.value));
+  return {value, 0.25 * x.error + gamma(kSigmoidRoundings) * value + 0x1p-120};
+}
+
+Bounded silu_of(Bounded x) { return swiglu_reference(x, {1.0, 0.0}); }
+
+// The state before a row, the row, and what the row leaves; lanes of one row.
+class RowReference {
+ public:
+  RowReference(const Problem& p, const Sizes& s, int64_t row, int64_t slot) : p_(p), s_(s), row_(row), slot_(slot) {
+    convolve();
+  }
+
+  // Fills o [values] and the new state [values * 128] of one value head.
+  void head(int64_t h, Bounded* out, Bounded* state) const {
+    const int64_t key_head = h / (s_.value_heads / s_.key_heads);
+    const Bounded *q = &c_[static_cast<size_t>(key_head * kDim)], *k = q + s_.key_heads * kDim;
+    const Bounded* v = &c_[static_cast<size_t>((2 * s_.key_heads + h) * kDim)];
+    const double shifted = p_["a"].at(row_ * s_.value_heads + h) + p_["dt_bias"].at(h);
+    const double rate = std::exp(p_["a_log"].at(h));
+    const double softplus = shifted > 0 ? shifted + std::log1p(std::exp(-shifted)) : std::log1p(std::exp(shifted));
+    const double g = -rate * softplus, g_error = gamma(20) * std::abs(g) + rate * kUnit * std::abs(shifted);
+    const Bounded decay{std::exp(g), std::exp(g) * (g_error * 1.01 + gamma(4)) + 0x1p-140};
+    const Bounded beta = sigmoid_of({p_["b"].at(row_ * s_.value_heads + h), 0});
+    const int64_t first = (slot_ * s_.value_heads + h) * kDim * kDim;
+    std::vector<Bounded> o(kDim);
+    for (int64_t x = 0; x < kDim; ++x) {
+      double m = 0, m_error = 0, size = 0;
+      for (int64_t i = 0; i < kDim; ++i) {
+        const Bounded faded = times({p_["delta"].at(first + i * kDim + x), 0}, decay), term = times(faded, k[i]);
+        state[i * kDim + x] = faded;
+        m += term.value;
+        m_error += term.error;
+        size += std::abs(term.value) + term.error;
+      }
+      m_error += gamma(12) * size;
+      const double difference = v[x].value - m;
+      const Bounded d = times({difference, v[x].error + m_error + kUnit * std::abs(difference)}, beta);
+      double sum = 0, sum_error = 0, sum_size = 0;
+      for (int64_t i = 0; i < kDim; ++i) {
+        Bounded& s = state[i * kDim + x];
+        const Bounded step = times(k[i], d);
+        s = {s.value + step.value, s.error + step.error};
+        s.error += kUnit * std::abs(s.value) + 0x1p-149;
+        const Bounded term = times(s, q[i]);
+        sum += term.value;
+        sum_error += term.error;
+        sum_size += std::abs(term.value) + term.error;
+      }
+      o[static_cast<size_t>(x)] = {sum, sum_error + gamma(12) * sum_size};
+    }
+    const Bounded scale = inverse_root(o.data(), kDim, kDim, kEps);
+    for (int64_t x = 0; x < kDim; ++x) {
+      const Bounded z{p_["z"].at(row_ * s_.values + h * kDim + x), 0};
+      const Bounded gate = p_.number("silu") != 0 ? silu_of(z) : sigmoid_of(z);
+      const Bounded normed = times(times(o[static_cast<size_t>(x)], scale), {p_["norm"].at(x), 0});
+      out[x] = times(normed, gate);
+      out[x].error = out[x].error * 1.01 + 0x1p-140;
+    }
+  }
+
+ private:
+  void convolve() {
+    c_.resize(static_cast<size_t>(s_.channels));
+    for (int64_t ch = 0; ch < s_.channels; ++ch) {
+      double sum = 0, size = 0;
+      for (int64_t t = 0; t < s_.taps; ++t) {
+        const double x = t + 1 == s_.taps ? p_["qkv"].at(row_ * s_.channels + ch)
+                                          : p_["conv_state"].at((slot_ * (s_.taps - 1) + t) * s_.channels + ch);
+        const double term = x * p_["conv"].at(ch * s_.taps + t);
+        sum += term;
+        size += std::abs(term);
+      }
+      c_[static_cast<size_t>(ch)] = silu_of({sum, gamma(static_cast<double>(s_.taps)) * size});
+    }
+    const double query_scale = 1.0 / std::sqrt(static_cast<double>(kDim));
+    for (int64_t h = 0; h < 2 * s_.key_heads; ++h) {
+      Bounded* x = &c_[static_cast<size_t>(h * kDim)];
+      Bounded scale = inverse_root(x, kDim, 1.0, 1e-6);
+      if (h < s_.key_heads) scale = times(scale, {query_scale, kUnit * query_scale});
+      for (int64_t i = 0; i < kDim; ++i) x[i] = times(x[i], scale);
+    }
+  }
+
+  const Problem& p_;
+  const Sizes& s_;
+  int64_t row_, slot_;
+  std::vector<Bounded> c_;
+};
+
+std::vector<Expectation> gdn_expect(const Problem& given, const Problem&) {
+  const Sizes s(given);
+  Expectation out = expect_elements(given["out"], [](int64_t) { return Bounded{}; });
+  const auto unchanged = [&](const char* name) {
+    return expect_elements(given[name], [&](int64_t i) { return Bounded{given[name].at(i), 0}; });
+  };
+  Expectation delta = unchanged("delta"), history = unchanged("conv_state");
+  std::vector<Bounded> values(kDim), state(kDim * kDim);
+  for (const Lane& lane : lanes_of(given)) {
+    const RowReference row(given, s, lane.first_row, lane.slot);
+    for (int64_t h = 0; h < s.value_heads; ++h) {
+      row.head(h, values.data(), state.data());
+      const auto put = [](Expectation& e, int64_t first, const std::vector<Bounded>& list) {
+        for (size_t i = 0; i < list.size(); ++i) {
+          e.value[static_cast<size_t>(first) + i] = list[i].value;
+          e.bound[static_cast<size_t>(first) + i] = list[i].error;
+        }
+      };
+      put(out, lane.first_row * s.values + h * kDim, values);
+      put(delta, (lane.slot * s.value_heads + h) * kDim * kDim, state);
+    }
+    for (int64_t t = 0; t + 1 < s.taps; ++t)
+      for (int64_t ch = 0; ch < s.channels; ++ch)
+        history.value[static_cast<size_t>((lane.slot * (s.taps - 1) + t) * s.channels + ch)] =
+            t + 2 == s.taps ? given["qkv"].at(lane.first_row * s.channels + ch)
+                            : given["conv_state"].at((lane.slot * (s.taps - 1) + t + 1) * s.channels + ch);
+  }
+  return {out, delta, history};
+}
+
+enum class Fault : uint8_t { None, NoDecay, NextKeyHead, NoBeta, KeysDescending };
+
+float softplus32(float x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
+float silu32(float x) { return x / (1.0f + std::exp(-x)); }
+float sigmoid32(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// Values of `width` lanes added as a butterfly does.
+float butterfly(float* lanes, int width) {
+  for (int d = width / 2; d > 0; d /= 2)
+    for (int l = 0; l < d; ++l) lanes[l] += lanes[l + d];
+  return lanes[0];
+}
+
+float squares(const float* x) {
+  float lanes[32] = {};
+  for (int i = 0; i < kDim; ++i) lanes[i / 4] += x[i] * x[i];
+  return butterfly(lanes, 32);
+}
+
+void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<float>& c, Fault fault) {
+  float* past = p["conv_state"].as<float>() + slot * (s.taps - 1) * s.channels;
+  const float *row = p["qkv"].as<float>() + r * s.channels, *conv = p["conv"].as<float>();
+  for (int64_t ch = 0; ch < s.channels; ++ch) {
+    float sum = 0;
+    for (int64_t t = 0; t < s.taps; ++t)
+      sum += conv[ch * s.taps + t] * (t + 1 == s.taps ? row[ch] : past[t * s.channels + ch]);
+    c[static_cast<size_t>(ch)] = silu32(sum);
+  }
+  std::copy(past + s.channels, past + (s.taps - 1) * s.channels, past);
+  std::copy_n(row, s.channels, past + (s.taps - 2) * s.channels);
+  for (int64_t h = 0; h < 2 * s.key_heads; ++h) {
+    float* x = &c[static_cast<size_t>(h * kDim)];
+    float scale = 1.0f / std::sqrt(squares(x) + 1e-6f);
+    if (h < s.key_heads) scale *= static_cast<float>(1.0 / std::sqrt(128.0));
+    for (int i = 0; i < kDim; ++i) x[i] *= scale;
+  }
+  for (int64_t h = 0; h < s.value_heads; ++h) {
+    int64_t key_head = h / (s.value_heads / s.key_heads);
+    if (fault == Fault::NextKeyHead) key_head = (key_head + 1) % s.key_heads;
+    const float *q = &c[static_cast<size_t>(key_head * kDim)], *k = q + s.key_heads * kDim;
+    const float* v = &c[static_cast<size_t>((2 * s.key_heads + h) * kDim)];
+    const int64_t at = r * s.value_heads + h;
+    const float g =
+        -std::exp(p["a_log"].as<float>()[h]) * softplus32(p["a"].as<float>()[at] + p["dt_bias"].as<float>()[h]);
+    const float decay = fault == Fault::NoDecay ? 1.0f : std::exp(g);
+    const float beta = fault == Fault::NoBeta ? 1.0f : sigmoid32(p["b"].as<float>()[at]);
+    float *state = p["delta"].as<float>() + (slot * s.value_heads + h) * kDim * kDim, o[kDim];
+    const bool descending = fault == Fault::KeysDescending && p.rows > kMostRowsAlone;
+    // 16 lanes of 8 keys each, all 128 columns beside one another.
+    float sums[16][kDim] = {}, d[kDim];
+    for (int64_t j = 0; j < kDim; ++j) {
+      const int64_t i = descending ? kDim - 1 - j : j;
+      for (int64_t x = 0; x < kDim; ++x) {
+        state[i * kDim + x] *= decay;
+        sums[i / 8][x] += state[i * kDim + x] * k[i];
+      }
+    }
+    const auto reduced = [&](int64_t x) {
+      float lanes[16];
+      for (int l = 0; l < 16; ++l) lanes[l] = sums[l][x];
+      return butterfly(lanes, 16);
+    };
+    for (int64_t x = 0; x < kDim; ++x) d[x] = (v[x] - reduced(x)) * beta;
+    std::memset(sums, 0, sizeof sums);
+    for (int64_t i = 0; i < kDim; ++i)
+      for (int64_t x = 0; x < kDim; ++x) {
+        state[i * kDim + x] += k[i] * d[x];
+        sums[i / 8][x] += state[i * kDim + x] * q[i];
+      }
+    for (int64_t x = 0; x < kDim; ++x) o[x] = reduced(x);
+    const float scale = 1.0f / std::sqrt(squares(o) / 128.0f + kEps);
+    for (int64_t x = 0; x < kDim; ++x) {
+      const int64_t y = r * s.values + h * kDim + x;
+      const float z = p["z"].as<float>()[y];
+      p["out"].as<float>()[y] =
+          p["norm"].as<float>()[x] * (o[x] * scale) * (p.number("silu") != 0 ? silu32(z) : sigmoid32(z));
+    }
+  }
+}
+
+void gdn_host(Problem& p, Fault fault) {
+  const Sizes s(p);
+  std::vector<float> c(static_cast<size_t>(s.channels));
+  for (const Lane& lane : lanes_of(p))
+    for (int64_t r = lane.first_row; r < lane.first_row + lane.rows; ++r) host_row(p, s, r, lane.slot, c, fault);
+}
+
+Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
+  Problem p{rows, shape.numbers, {}};
+  const Sizes s(p);
+  const int64_t slots = lane_slots(rows, kMostRowsAlone);
+  const auto in = [&](const char* name, bool by_row, std::vector<int64_t> sizes, Kind k, Range range, uint64_t stream) {
+    Operand& o = p.add(name, DType::F32, Role::In, by_row, std::move(sizes));
+    fill(o.as<float>(), o.shape[0], o.size() / o.shape[0], k, range, Random(seed, stream));
+  };
+  in("qkv", true, {rows, s.channels}, kind, {-30, 6}, 1);
+  in("z", true, {rows, s.values}, Kind::Normal, {}, 2);
+  in("b", true, {rows, s.value_heads}, Kind::Normal, {}, 3);
+  in("a", true, {rows, s.value_heads}, Kind::Normal, {}, 4);
+  in("conv", false, {s.channels, s.taps}, Kind::Normal, {}, 5);
+  in("a_log", false, {s.value_heads}, Kind::Normal, {}, 6);
+  in("dt_bias", false, {s.value_heads}, Kind::Normal, {}, 7);
+  in("norm", false, {kDim}, Kind::Normal, {}, 8);
+  add_lanes(p, rows, kMostRowsAlone);
+  Operand& history = p.add("conv_state", DType::F32, Role::InOut, false, {slots, s.taps - 1, s.channels});
+  fill(history.as<float>(), 1, history.size(), Kind::Normal, {}, Random(seed, 9));
+  Operand& delta = p.add("delta", DType::F32, Role::InOut, false, {slots, s.value_heads, kDim, kDim});
+  fill(delta.as<float>(), 1, delta.size(), Kind::Normal, {}, Random(seed, 10));
+  p.add("out", DType::F32, Role::Out, true, {rows, s.values});
+  return p;
+}
+
+void gdn_cpu(Problem& p) {
+  const Sizes s(p);
+  const auto backend = make_cpu_backend({1, 0});
+  GdnWeights w{s.key_heads,
+               s.value_heads,
+               kDim,
+               kDim,
+               s.taps,
+               p["conv"].view(),
+               p["a_log"].view(),
+               p["dt_bias"].view(),
+               p["norm"].view(),
+               kEps,
+               p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
+  const std::vector<Lane> lanes = lanes_of(p);
+  Batch batch;
+  batch.lanes = lanes;
+  batch.rows = p.rows;
+  backend->gdn(*backend->make_stream(), w, batch, p["qkv"].view(), p["z"].view(), p["b"].view(), p["a"].view(),
+               {p["conv_state"].view(), p["delta"].view()}, p["out"].view());
+}
+
+}  // namespace
+
+void add_gdn(KernelList& list) {
+  Entry e;
+  e.record = {
+      "gdn",
+      "gdn",
+      {{"gdn_conv_kernel", 64, 128, 0, 0, 0},
+       {"gdn_recurrence_kernel", 128, 255, 0, 0, 0},
+       {"gdn_norm_kernel", 128, 64, 0, 0, 0}},
+      "key and value dims 128, value heads a multiple of key heads, 2 to 8 taps, any lanes and rows",
+      "convolution: a warp a head of a row; recurrence: blocks by 32 value columns of a head and by lane, and by "
+      "128 channels of the state; norm: a warp a head of a row",
+      {{"qkv", "F32", "[rows, (2 key_heads + value_heads) * 128]", 16, "read"},
+       {"z", "F32", "[rows, value_heads * 128]", 16, "read"},
+       {"b", "F32", "[rows, value_heads]", 4, "read"},
+       {"a", "F32", "[rows, value_heads]", 4, "read"},
+       {"conv", "F32", "[channels, taps]", 4, "read"},
+       {"a_log", "F32", "[value_heads]", 4, "read"},
+       {"dt_bias", "F32", "[value_heads]", 4, "read"},
+       {"norm", "F32", "[128]", 16, "read"},
+       {"lanes", "I32", "[lanes, 4]", 16, "read"},
+       {"conv_state", "F32", "[slots, taps - 1, channels]", 16, "read and written"},
+       {"delta", "F32", "[slots, value_heads, 128, 128]", 16, "read and written"},
+       {"out", "F32", "[rows, value_heads * 128]", 16, "written"}},
+      "none",
+      "a row depends on its sequence's state and its rows before",
+      "convolution: one chain, oldest tap first; S^T k and S^T q: 16 lanes chain 8 keys ascending, then a butterfly",
+      "none",
+      "none beyond fp32"};
+  const auto shape = [](int64_t key_heads, int64_t value_heads, int64_t taps, bool silu) {
+    return Shape{std::to_string(key_heads) + " / " + std::to_string(value_heads) + " heads, " + std::to_string(taps) +
+                     " taps, " + (silu ? "silu" : "sigmoid"),
+                 {{"key_heads", key_heads}, {"value_heads", value_heads}, {"taps", taps}, {"silu", silu}}};
+  };
+  e.host_shapes = {shape(2, 4, 4, false), shape(1, 1, 3, true)};
+  e.more_device_shapes = {shape(16, 48, 4, false)};
+  e.value_rows = 4;
+  e.bit_rows = 140;
+  e.make = gdn_make;
+  e.expect = gdn_expect;
+  e.domain = [](const Problem& p) {
+    require_range("taps", p.number("taps"), 2, 8);
+    require_range("key heads", p.number("key_heads"), 1, INT32_MAX);
+    require_range("value heads", p.number("value_heads"), 1, INT32_MAX, p.number("key_heads"));
+  };
+  e.host = [](Problem& p) { gdn_host(p, Fault::None); };
+  e.cpu = gdn_cpu;
+  e.part = lanes_part;
+  e.refusals = {{"9 taps", set_number("taps", 9)},
+                {"1 tap", set_number("taps", 1)},
+                {"5 value heads of 2 key heads", set_number("value_heads", 5)}};
+  const auto inside = [](const char* name, Fault fault) {
+    return host_control(name, 2, [fault](Problem& p) { gdn_host(p, fault); });
+  };
+  e.controls = {
+      inside("state not decayed", Fault::NoDecay),
+      inside("key head of the next group", Fault::NextKeyHead),
+      inside("beta left out", Fault::NoBeta),
+      host_control("keys in descending order above 16 rows", 3, [](Problem& p) { gdn_host(p, Fault::KeysDescending); }),
+      tamper_control("crossed slots", 2,
+                     [](Problem& p) {
+                       auto* lanes = p["lanes"].as<int32_t>();
+                       std::swap(lanes[0], lanes[12]);
+                     }),
+      spoil_control("state not kept", 2,
+                    [](const Problem& given, Problem& done) { done["delta"].storage = given["delta"].storage; })};
+#ifdef FNX_HAS_CUDA
+  e.enqueue = [](const Problem& p, DeviceProblem& d) {
+    const Sizes s(p);
+    cuda::GdnParams g;
+    g.qkv = d.get<float>("qkv"), g.z = d.get<float>("z"), g.b = d.get<float>("b"), g.a = d.get<float>("a");
+    g.out = d.get<float>("out");
+    g.conv = d.get<float>("conv"), g.a_log = d.get<float>("a_log"), g.dt_bias = d.get<float>("dt_bias");
+    g.norm = d.get<float>("norm"), g.eps = kEps, g.silu_gate = p.number("silu") != 0;
+    g.conv_state = d.get<float>("conv_state"), g.delta = d.get<float>("delta");
+    g.lanes = {d.get<int32_t>("lanes"), p["lanes"].shape[0]};
+    g.rows = p.rows, g.key_heads = s.key_heads, g.value_heads = s.value_heads, g.taps = s.taps;
+    g.convolved =
+        static_cast<float*>(d.workspace("convolved", static_cast<size_t>(p.rows * s.channels) * sizeof(float)));
+    g.gates =
+        static_cast<float*>(d.workspace("gates", static_cast<size_t>(p.rows * s.value_heads) * 2 * sizeof(float)));
+    cuda::gdn(g, d.stream());
+  };
+#endif
+  list.push_back(make_kernel(std::move(e)));
+}
+
+}  // namespace fnx::contract
