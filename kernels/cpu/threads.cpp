@@ -26,6 +26,7 @@ struct ThreadPool::Impl {
   int64_t count = 0;
   const std::function<void(int64_t)>* fn = nullptr;
   std::atomic<int> inside{0};
+  bool open = false;  // whether a worker that wakes now may still join the round
   bool stop = false;
   std::vector<std::thread> workers;
 
@@ -48,6 +49,7 @@ struct ThreadPool::Impl {
         wake.wait(lock, [&] { return stop || round.load() != seen; });
         if (stop) return;
         seen = round.load();
+        if (!open) continue;
         inside.fetch_add(1);
       }
       work();
@@ -83,11 +85,18 @@ void ThreadPool::run(int64_t count, const std::function<void(int64_t)>& fn) {
     impl_->fn = &fn;
     impl_->next.store(0);
     impl_->finished.store(0);
+    impl_->open = true;
     impl_->round.fetch_add(1);
   }
   impl_->wake.notify_all();
   impl_->work();
-  while (impl_->finished.load() != count || impl_->inside.load() != 0) std::this_thread::yield();
+  while (impl_->finished.load() != count) std::this_thread::yield();
+  // A worker that woke late would take an item by this round's counter and run it as one of the next round's.
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->open = false;
+  }
+  while (impl_->inside.load() != 0) std::this_thread::yield();
 }
 
 }  // namespace fnx::cpu
