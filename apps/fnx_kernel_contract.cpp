@@ -63,6 +63,14 @@ std::string list_text(const contract::Options& options) {
 
 Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
+Json comparison(const contract::Comparison& c) {
+  return {{"values_checked", c.values},
+          {"values_unbounded", c.unbounded},
+          {"worst_bound_ratio", number_or_null(c.worst_fraction)},
+          {"worst_at", c.worst_at},
+          {"relative_norm_ratio", number_or_null(c.relative_norm())}};
+}
+
 Json kernel_result(const contract::KernelReport& k) {
   Json out{{"id", k.kernel->record().id}};
   out["gates"] = Json::array();
@@ -73,11 +81,13 @@ Json kernel_result(const contract::KernelReport& k) {
                                 {"detail", k.gates[g].detail}});
   out["against_cpu"] =
       Json{{"outcome", contract::outcome_name(k.against_cpu.outcome)}, {"detail", k.against_cpu.detail}};
-  out["values_checked"] = k.values.values;
-  out["values_unbounded"] = k.values.unbounded;
-  out["worst_bound_ratio"] = number_or_null(k.values.worst_fraction);
-  out["worst_at"] = k.values.worst_at;
-  out["relative_norm_ratio"] = number_or_null(k.values.relative_norm());
+  out.update(comparison(k.values));
+  out["shapes"] = Json::array();
+  for (const auto& [label, values] : k.by_shape) {
+    Json shape{{"shape", label}};
+    shape.update(comparison(values));
+    out["shapes"].push_back(std::move(shape));
+  }
   out["resources"] = Json::array();
   for (const contract::SymbolResources& r : k.resources)
     out["resources"].push_back(Json{{"symbol", r.name},

@@ -26,8 +26,9 @@ struct Options {
 struct KernelReport {
   const Kernel* kernel = nullptr;
   std::array<GateResult, 4> gates;  // gate g at [g - 1]
-  Comparison values;                // of gate 2
-  GateResult against_cpu;           // the host implementation beside kernels/cpu
+  Comparison values;                // of gate 2, all shapes
+  std::vector<std::pair<std::string, Comparison>> by_shape;
+  GateResult against_cpu;  // the host implementation beside kernels/cpu
   std::vector<ControlResult> controls;
   std::vector<SymbolResources> resources;
   double seconds = 0;

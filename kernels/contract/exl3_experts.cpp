@@ -247,7 +247,8 @@ class ExpertsKernel : public Kernel {
     for (int64_t e = 0; e < p.number("experts"); ++e) {
       if (!held(p, static_cast<int32_t>(e))) continue;
       const Expert x = host_expert(p, layout, e);
-      const Exl3Reference layers[3] = {Exl3Reference(x.part[0]), Exl3Reference(x.part[1]), Exl3Reference(x.part[2])};
+      const Exl3Reference layers[3] = {Exl3Reference(x.part[0]), Exl3Reference(x.part[1]),
+                                       Exl3Reference(x.part[2], true)};
       for (int64_t at = 0; at < p.rows * slots; ++at) {
         if (p["ids"].as<int32_t>()[at] != e) continue;
         const std::vector<Bounded> row = exact_row(p["x"], at / slots);

@@ -245,7 +245,7 @@ class LinearKernel : public Kernel {
     Expectation y{"y", {}, {}};
     for (int64_t r = 0; r < given.rows; ++r)
       for (Bounded b : layer.row(exact_row(given["x"], r), rotation)) {
-        // bf16 has eight significant bits.
+        // bf16 keeps eight significant bits, so half an ulp is up to 2^-8 of the value, as 2^-24 is of fp32's 24 bits.
         if (given.number("bf16") != 0) b.error += 0x1p-8 * (std::abs(b.value) + b.error) + 0x1p-134;
         y.push(b);
       }

@@ -103,7 +103,7 @@ void linear_row(const Exl3Matrix& m, const std::vector<float>& decoded, const fl
   }
 }
 
-Exl3Reference::Exl3Reference(const Exl3Matrix& m) : m_(m), decoded_(decode(m)) {
+Exl3Reference::Exl3Reference(const Exl3Matrix& m, bool carries) : m_(m), decoded_(decode(m)) {
   std::vector<double> w(decoded_.begin(), decoded_.end());
   // Rounded up, because magnitudes of bounds must not shrink.
   const auto magnitudes = [&] {
@@ -117,6 +117,7 @@ Exl3Reference::Exl3Reference(const Exl3Matrix& m) : m_(m), decoded_(decode(m)) {
       w[static_cast<size_t>(i)] *= kExactScale * double{f16_to_f32(m.svh[i % m.out])};
   }
   after_ = magnitudes();
+  if (!carries) return;
   double column[kBlock];
   for (int64_t b = 0; b < m.in; b += kBlock)
     for (int64_t n = 0; n < m.out; ++n) {
@@ -141,7 +142,7 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
       magnitude += (std::abs(x[b + i].value) + x[b + i].error) * std::abs(scale);
       given += x[b + i].error * std::abs(scale);
     }
-    carries = carries || given > 0;
+    carries = carries || (given > 0 && !whole_.empty());
     butterflies(v);
     // Products below the smallest normal number round to multiples of 2^-149.
     const double rho = gamma(10) * magnitude * kExactScale + kBlock * 0x1p-149, error = rho + given * kExactScale;
@@ -156,7 +157,7 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
   for (size_t k = 0; k < in; ++k) {
     const Bounded a = xh[k];
     const double most = std::abs(a.value) + a.error;
-    const float *w = &decoded_[k * out], *after = &after_[k * out], *layer = &whole_[k * out];
+    const float *w = &decoded_[k * out], *after = &after_[k * out];
     for (size_t n = 0; n < out; ++n) {
       z[n] += a.value * w[n];
       magnitude[n] += most * std::abs(double{w[n]});
@@ -166,8 +167,10 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
         carried[n] += a.error * std::abs(double{w[n]});
         through[n] += a.error * after[n];
       }
-    if (carries)
+    if (carries) {
+      const float* layer = &whole_[k * out];
       for (size_t n = 0; n < out; ++n) whole[n] += x[k].error * layer[n] + rounding[k] * after[n];
+    }
   }
   std::vector<Bounded> y(out);
   const double g = gamma(static_cast<double>(m_.in + m_.splits));
@@ -190,18 +193,6 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
   }
   return y;
 }
-
-Bounded swiglu_reference(Bounded gate, Bounded up) {
-  const double s = gate.value / (1.0 + std::exp(-gate.value));
-  const double value = s * up.value;
-  // The slope of silu lies within (-0.1, 1.1).
-  const double s_error = 1.1 * gate.error, most_up = std::abs(up.value) + up.error;
-  const double carried = s_error * most_up + std::abs(s) * up.error;
-  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up +
-                     (gate.value - gate.error > -80 ? 0x1p-148 : 1e-36) * (most_up + 1.0)};
-}
-
-float swiglu_value(float gate, float up) { return gate / (1.0f + std::exp(-gate)) * up; }
 
 void fill_trellis(uint16_t* words, int64_t in, int64_t out, int half_bits, Random& random, bool directed) {
   const int64_t row = out / exl3::kTile * exl3::tile_words(half_bits), tile_rows = in / exl3::kTile;

@@ -61,20 +61,16 @@ enum class Rotation : uint8_t { Fp16, Exact };
 
 class Exl3Reference {
  public:
-  explicit Exl3Reference(const Exl3Matrix& m);
+  // `carries` makes suh H W' too, without which the bound of rows with errors of their own is looser.
+  explicit Exl3Reference(const Exl3Matrix& m, bool carries = false);
   std::vector<Bounded> row(const std::vector<Bounded>& x, Rotation rotation) const;
 
  private:
   Exl3Matrix m_;
   std::vector<float> decoded_;  // W [in, out]
   std::vector<float> after_;    // |W'| [in, out]
-  std::vector<float> whole_;    // |suh H W'| [in, out]
+  std::vector<float> whole_;    // |suh H W'| [in, out], or empty
 };
-
-// silu(gate) * up in fp32 with at most ten roundings, expf within 2 ulp: relative gamma_10; an exponential that
-// overflows leaves 0 for a value below 1e-36 * |up|.
-Bounded swiglu_reference(Bounded gate, Bounded up);
-float swiglu_value(float gate, float up);
 
 // Random trellis words, and scales of either sign around 1; `directed` makes the scales +-1 and every block's first
 // tile row equal, so that block-constant inputs meet one weight.
