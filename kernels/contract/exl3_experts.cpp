@@ -95,11 +95,11 @@ class ExpertsKernel : public Kernel {
       record_.symbols.push_back({"exl3_down_few_kernel", 256, 64, 48 * 1024, 0, 0});
     }
     for (const char* name : {"exl3_gate_up_many_kernel", "exl3_down_many_kernel"})
-      record_.symbols.push_back({name, 256, 128, 0, kSharedLimit, 0});
+      record_.symbols.push_back({name, 256, 128, 0, kSharedLimit, 192});
     for (const char* name : {"exl3_count_kernel", "exl3_order_kernel"})
-      record_.symbols.push_back({name, 256, 64, 48 * 1024, 0, 0});
-    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 64, 48 * 1024, 0, 0});
-    record_.symbols.push_back({"exl3_units_kernel", 1024, 64, 48 * 1024, 0, 0});
+      record_.symbols.push_back({name, 256, 64, 0, 0, 0});
+    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 64, 0, 0, 0});
+    record_.symbols.push_back({"exl3_units_kernel", 1024, 64, 16 * 1024, 0, 0});
     record_.domain =
         "hidden and width multiples of 128 to 65536; rows, slots and experts from 1; widths of each projection of each "
         "expert by themselves; one codebook";
