@@ -75,7 +75,8 @@ void run_kernel(const Options& options, const Kernel& kernel, const Deadline& de
   const Implementation device = options.device ? kernel.device() : Implementation{};
   const Implementation& tested = options.device ? device : host;
   const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads));
-  const Cases values{kernel.shapes(options.device ? Effort::Device : Effort::Host), kEveryKind, threads};
+  const Cases values{kernel.shapes(options.device && !options.small ? Effort::Device : Effort::Host), kEveryKind,
+                     threads};
   const Cases bits{values.shapes, kBitKinds, threads};
   const auto run = [&](int gate, const std::function<GateResult()>& body) {
     GateResult& result = report.gates[static_cast<size_t>(gate - 1)];

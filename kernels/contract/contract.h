@@ -18,6 +18,7 @@ struct Options {
   std::vector<std::string> filters;  // parts of kernel ids; empty: all
   std::array<bool, 4> gates = {true, true, true, true};
   bool device = false;  // the CUDA kernels; otherwise the host implementations
+  bool small = false;   // the host's shapes on the device too
   double seconds = 0;   // time cap; 0: none
   std::function<bool()> stopping;
   std::function<void(const std::string& kernel, size_t done, size_t total)> progress;

@@ -23,10 +23,10 @@ int splits_of(int64_t in, int64_t out) {
 #endif
 }
 
-// Widths of expert e's projections, in half bits; experts and projections differ.
-int half_bits_of(int64_t e, int projection) {
-  constexpr int kWidths[] = {6, 8, 7, 10};
-  return kWidths[(e + projection) % 4];
+// Widths of expert e's projections, in half bits: every width in turn, the half ones where the problem has them.
+int half_bits_of(const Problem& p, int64_t e, int projection) {
+  constexpr int kWidths[] = {6, 8, 10, 2, 12, 4, 16, 14, 7, 3, 5};
+  return kWidths[(3 * e + projection) % (p.number("half_widths") != 0 ? 11 : 8)];
 }
 
 struct Expert {
@@ -50,11 +50,11 @@ struct Layout {
     }
     for (int64_t e = 0; e < p.number("experts"); ++e) {
       first_word.push_back(words);
-      for (int i = 0; i < 3; ++i) words += projection_words(e, i);
+      for (int i = 0; i < 3; ++i) words += projection_words(p, e, i);
     }
   }
-  int64_t projection_words(int64_t e, int i) const {
-    return in[i] / exl3::kTile * (out[i] / exl3::kTile) * exl3::tile_words(half_bits_of(e, i));
+  int64_t projection_words(const Problem& p, int64_t e, int i) const {
+    return in[i] / exl3::kTile * (out[i] / exl3::kTile) * exl3::tile_words(half_bits_of(p, e, i));
   }
   // Pointers of expert e into the three operands that begin at these addresses.
   Expert expert(const Problem& p, int64_t e, const uint16_t* words_at, const uint16_t* suh, const uint16_t* svh) const {
@@ -65,12 +65,12 @@ struct Layout {
                    out[i],
                    static_cast<int>(p.number(i == 2 ? "down_splits" : "splits")),
                    static_cast<exl3::Codebook>(p.number("codebook")),
-                   half_bits_of(e, i),
+                   half_bits_of(p, e, i),
                    at,
                    suh + e * scales_in_all + scales_in[i],
                    svh + e * scales_out_all + scales_out[i],
                    nullptr};
-      at += projection_words(e, i);
+      at += projection_words(p, e, i);
     }
     return x;
   }
@@ -120,21 +120,25 @@ class ExpertsKernel : public Kernel {
   const Record& record() const override { return record_; }
 
   std::vector<Shape> shapes(Effort effort) const override {
-    const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots) {
+    using exl3::Codebook;
+    const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots, Codebook codebook) {
       return Shape{std::to_string(experts) + " experts [" + std::to_string(width) + ", " + std::to_string(hidden) +
-                       "], " + std::to_string(slots) + " slots",
+                       "] " + exl3::codebook_name(codebook) + ", " + std::to_string(slots) + " slots",
                    {{"hidden", hidden},
                     {"width", width},
                     {"experts", experts},
                     {"slots", slots},
-                    {"codebook", static_cast<int64_t>(exl3::Codebook::Mul1)},
+                    {"codebook", static_cast<int64_t>(codebook)},
+                    {"half_widths", codebook == Codebook::Mul1},
                     {"splits", splits_of(hidden, width)},
                     {"down_splits", splits_of(width, hidden)}}};
     };
-    if (effort == Effort::Host) return {shape(256, 128, 6, 3)};
-    return {shape(256, 128, 6, 3), shape(2560, 640, 12, 10)};
+    if (effort == Effort::Host) return {shape(256, 128, 6, 3, Codebook::Mul1)};
+    return {shape(256, 128, 6, 3, Codebook::Mul1), shape(256, 128, 6, 3, Codebook::Mcg),
+            shape(256, 128, 6, 3, Codebook::ThreeInst), shape(2560, 640, 12, 10, Codebook::Mul1)};
   }
 
+  int64_t value_rows() const override { return 4; }
   int64_t bit_rows() const override { return 150; }
 
   Problem make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) const override {

@@ -36,7 +36,7 @@ Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, in
 }
 
 // Pages of a long sequence, which meets them again and again: equal keys, and a cache of bounded size.
-constexpr int64_t kMostPages = 192;
+constexpr int64_t kMostPages = 64;
 
 int64_t add_pages(Problem& p, int64_t rows, Random& random) {
   add_lanes(p, rows, static_cast<int32_t>(p.number("start")));

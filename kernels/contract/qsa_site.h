@@ -26,7 +26,7 @@ struct QsaSizes {
 
 // Sequences begin near position `start`, which the block table's width follows.
 Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, int64_t start = 60);
-// Adds "lanes" and "block_table": no two sequences share a page, nor two of the last 192 pages of one. Returns the
+// Adds "lanes" and "block_table": no two sequences share a page, nor two of the last 64 pages of one. Returns the
 // number of pages.
 int64_t add_pages(Problem& p, int64_t rows, Random& random);
 // Adds one of keys and values: [pages, page_tokens, kv_heads, head_dim] of normal numbers.
