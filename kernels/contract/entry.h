@@ -31,5 +31,7 @@ std::unique_ptr<Kernel> make_kernel(Entry entry);
 
 // An exact expectation: every element of an operand equals `value(i)`.
 Expectation expect_elements(const Operand& operand, const std::function<Bounded(int64_t)>& element);
+// An operand's elements as they are.
+Expectation expect_unchanged(const Operand& operand);
 
 }  // namespace fnx::contract

@@ -1,6 +1,7 @@
 #include "kernels/contract/exl3_math.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/float16.h"
@@ -24,20 +25,32 @@ void butterflies(T* v) {
       }
 }
 
+// What each of a codebook's 65536 states means: matrices are decoded many times.
+const std::vector<float>& values_by_state(exl3::Codebook codebook) {
+  static const auto tables = [] {
+    std::array<std::vector<float>, 3> all;
+    for (size_t c = 0; c < all.size(); ++c)
+      for (uint32_t s = 0; s < 65536; ++s)
+        all[c].push_back(f16_to_f32(exl3::decode_state(static_cast<uint16_t>(s), static_cast<exl3::Codebook>(c))));
+    return all;
+  }();
+  return tables.at(static_cast<size_t>(codebook));
+}
+
 int split_begin(const Exl3Matrix& m, int s) { return 2 * static_cast<int>(m.in / 32 * s / m.splits); }
 
 }  // namespace
 
 std::vector<float> decode(const Exl3Matrix& m) {
   std::vector<float> w(static_cast<size_t>(m.in * m.out));
+  const std::vector<float>& value = values_by_state(m.codebook);
   const int64_t columns = m.out / exl3::kTile;
   for (int64_t tile = 0; tile < m.in / exl3::kTile * columns; ++tile) {
     const uint16_t* words = m.trellis + tile * exl3::tile_words(m.half_bits);
     for (int p = 0; p < exl3::kTileValues; ++p) {
       const int64_t row = tile / columns * exl3::kTile + exl3::value_row(p);
       const int64_t column = tile % columns * exl3::kTile + exl3::value_column(p);
-      w[static_cast<size_t>(row * m.out + column)] =
-          f16_to_f32(exl3::decode_state(exl3::tile_state(words, p, m.half_bits), m.codebook));
+      w[static_cast<size_t>(row * m.out + column)] = value[exl3::tile_state(words, p, m.half_bits)];
     }
   }
   return w;

@@ -47,12 +47,12 @@ class RowReference {
     const double g = -rate * softplus, g_error = gamma(20) * std::abs(g) + rate * kUnit * std::abs(shifted);
     const Bounded decay{std::exp(g), std::exp(g) * (g_error * 1.01 + gamma(4)) + 0x1p-140};
     const Bounded beta = sigmoid_reference({p_["b"].at(row_ * s_.value_heads + h), 0});
-    const int64_t first = (slot_ * s_.value_heads + h) * kDim * kDim;
+    const float* delta = p_["delta"].as<float>() + (slot_ * s_.value_heads + h) * kDim * kDim;
     std::vector<Bounded> o(kDim);
     for (int64_t x = 0; x < kDim; ++x) {
       double m = 0, m_error = 0, size = 0;
       for (int64_t i = 0; i < kDim; ++i) {
-        const Bounded faded = times({p_["delta"].at(first + i * kDim + x), 0}, decay), term = times(faded, k[i]);
+        const Bounded faded = times({delta[i * kDim + x], 0}, decay), term = times(faded, k[i]);
         state[i * kDim + x] = faded;
         m += term.value;
         m_error += term.error;
@@ -87,12 +87,13 @@ class RowReference {
  private:
   void convolve() {
     c_.resize(static_cast<size_t>(s_.channels));
+    const float *row = p_["qkv"].as<float>() + row_ * s_.channels, *taps = p_["conv"].as<float>(),
+                *past = p_["conv_state"].as<float>() + slot_ * (s_.taps - 1) * s_.channels;
     for (int64_t ch = 0; ch < s_.channels; ++ch) {
       double sum = 0, size = 0;
       for (int64_t t = 0; t < s_.taps; ++t) {
-        const double x = t + 1 == s_.taps ? p_["qkv"].at(row_ * s_.channels + ch)
-                                          : p_["conv_state"].at((slot_ * (s_.taps - 1) + t) * s_.channels + ch);
-        const double term = x * p_["conv"].at(ch * s_.taps + t);
+        const double x = t + 1 == s_.taps ? row[ch] : past[t * s_.channels + ch];
+        const double term = x * taps[ch * s_.taps + t];
         sum += term;
         size += std::abs(term);
       }
@@ -116,23 +117,14 @@ class RowReference {
 std::vector<Expectation> gdn_expect(const Problem& given, const Problem&) {
   const Sizes s(given);
   Expectation out = expect_elements(given["out"], [](int64_t) { return Bounded{}; });
-  const auto unchanged = [&](const char* name) {
-    return expect_elements(given[name], [&](int64_t i) { return Bounded{given[name].at(i), 0}; });
-  };
-  Expectation delta = unchanged("delta"), history = unchanged("conv_state");
+  Expectation delta = expect_unchanged(given["delta"]), history = expect_unchanged(given["conv_state"]);
   std::vector<Bounded> values(kDim), state(kDim * kDim);
   for (const Lane& lane : lanes_of(given)) {
     const RowReference row(given, s, lane.first_row, lane.slot);
     for (int64_t h = 0; h < s.value_heads; ++h) {
       row.head(h, values.data(), state.data());
-      const auto put = [](Expectation& e, int64_t first, const std::vector<Bounded>& list) {
-        for (size_t i = 0; i < list.size(); ++i) {
-          e.value[static_cast<size_t>(first) + i] = list[i].value;
-          e.bound[static_cast<size_t>(first) + i] = list[i].error;
-        }
-      };
-      put(out, lane.first_row * s.values + h * kDim, values);
-      put(delta, (lane.slot * s.value_heads + h) * kDim * kDim, state);
+      out.put(lane.first_row * s.values + h * kDim, values);
+      delta.put((lane.slot * s.value_heads + h) * kDim * kDim, state);
     }
     for (int64_t t = 0; t + 1 < s.taps; ++t)
       for (int64_t ch = 0; ch < s.channels; ++ch)

@@ -182,8 +182,8 @@ void ple_row(const Problem& p, const Sizes& s, int64_t r, std::vector<Bounded>& 
 
 std::vector<Expectation> ple_expect(const Problem& given, const Problem&) {
   const Sizes s(given);
-  Expectation stack = expect_elements(given["stack"], [&](int64_t i) { return Bounded{given["stack"].at(i), 0}; });
-  Expectation state = expect_elements(given["state"], [&](int64_t i) { return Bounded{given["state"].at(i), 0}; });
+  Expectation stack = expect_unchanged(given["stack"]);
+  Expectation state = expect_unchanged(given["state"]);
   for (const Lane& lane : lanes_of(given)) {  // of one row each
     std::vector<Bounded> w, c;
     ple_row(given, s, lane.first_row, w, c);

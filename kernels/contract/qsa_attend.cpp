@@ -107,11 +107,7 @@ std::vector<Expectation> attend_expect(const Problem& given, const Problem&) {
       for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
         const float* query = given["query_gate"].as<float>() + (row.row * s.heads + h) * 2 * kHeadDim;
         head_reference(query, query + kHeadDim, keys, values, s.dtype == DType::BF16, head.data());
-        for (size_t d = 0; d < kHeadDim; ++d) {
-          const size_t at = static_cast<size_t>((row.row * s.heads + h) * kHeadDim) + d;
-          out.value[at] = head[d].value;
-          out.bound[at] = head[d].error;
-        }
+        out.put((row.row * s.heads + h) * kHeadDim, head);
       }
     }
   }

@@ -63,26 +63,16 @@ double paged(double x, DType dtype) {
   return dtype == DType::BF16 ? bf16_to_f32(f32_to_bf16(static_cast<float>(x))) : x;
 }
 
-Expectation unchanged(const Operand& o) {
-  return expect_elements(o, [&](int64_t i) { return Bounded{o.at(i), 0}; });
-}
-
-void put(Expectation& e, int64_t first, const std::vector<Bounded>& list) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    e.value[static_cast<size_t>(first) + i] = list[i].value;
-    e.bound[static_cast<size_t>(first) + i] = list[i].error;
-  }
-}
-
 std::vector<Expectation> write_expect(const Problem& given, const Problem& done) {
   const QsaSizes s(given);
-  Expectation query = unchanged(given["query_gate"]), key = unchanged(given["key"]), index = unchanged(given["index"]),
-              keys = unchanged(given["keys"]), values = unchanged(given["values"]), raw = unchanged(given["raw_keys"]),
-              pooled = unchanged(given["index_keys"]);
+  Expectation query = expect_unchanged(given["query_gate"]), key = expect_unchanged(given["key"]),
+              index = expect_unchanged(given["index"]), keys = expect_unchanged(given["keys"]),
+              values = expect_unchanged(given["values"]), raw = expect_unchanged(given["raw_keys"]),
+              pooled = expect_unchanged(given["index_keys"]);
   const auto head = [&](Expectation& e, const char* name, int64_t at, int64_t n, const char* norm, int64_t position) {
     std::vector<Bounded> x(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) x[static_cast<size_t>(i)].value = given[name].as<float>()[at + i];
-    put(e, at, norm_rope(x, given[norm], given["inv_freq"], position));
+    e.put(at, norm_rope(x, given[norm], given["inv_freq"], position));
   };
   for (const auto& [r, position, slot] : rows_of(given)) {
     for (int64_t h = 0; h < s.heads; ++h)
@@ -113,8 +103,8 @@ std::vector<Expectation> write_expect(const Problem& given, const Problem& done)
       const auto ratio = static_cast<double>(s.ratio);
       mean[i] = {sum / ratio, gamma(ratio) * size / ratio};
     }
-    put(pooled, block_place(given, s, slot, position / s.ratio) * kIndexDim,
-        norm_rope(mean, given["index_k_norm"], given["inv_freq"], position / s.ratio * s.ratio));
+    pooled.put(block_place(given, s, slot, position / s.ratio) * kIndexDim,
+               norm_rope(mean, given["index_k_norm"], given["inv_freq"], position / s.ratio * s.ratio));
   }
   return {query, key, index, keys, values, pooled, raw};
 }
