@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <filesystem>
 
 #include "kernels/error.h"
+#include "libcore/base/path_text.h"
 #include "libcore/format/fingerprint.h"
+#include "libcore/format/synthetic_source.h"
 
 namespace fnx {
 
 void ModelOptions::add(CLI::App& app) {
-  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp)")->required()->type_name("DIR");
+  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
+      ->required()
+      ->type_name("DIR");
   app.add_option("--backend", backend, "Where the model runs")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
@@ -41,19 +44,34 @@ void refuse_unsupported(const ModelOptions& o) {
     refuse(fmt::format("--draft {}: this build does not draft; use --draft off", o.draft));
   throw Error(ErrorKind::Usage, fmt::format("--draft {}: give auto, off or a number", o.draft));
 }
+
+// The tensors, the config and the receipt's subject.
+void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
+  if (is_synthetic(model)) {
+    auto source = std::make_unique<SyntheticSource>(SyntheticSpec::parse(model));
+    m.config = ModelConfig::parse(source->config_json());
+    m.synthetic_stops = source->stop_ids();
+    receipt.add_subject("checkpoint", source->spec().text(), source->bytes(), source->fingerprint());
+    receipt.add_not_run("text", "the weights are made up: speed and bits mean something, words do not");
+    m.source = std::move(source);
+    return;
+  }
+  auto checkpoint = std::make_unique<Checkpoint>(model);
+  m.folder = checkpoint->folder();
+  m.config = ModelConfig::load(m.folder / "config.json");
+  uint64_t bytes = 0;
+  for (const SourceFile& f : checkpoint->files()) bytes += f.bytes;
+  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
+  receipt.add_subject("checkpoint", bare_name(model), bytes,
+                      fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
+  m.source = std::move(checkpoint);
+}
 }  // namespace
 
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
   refuse_unsupported(options);
-  m.checkpoint = std::make_unique<Checkpoint>(options.model);
-  m.config = ModelConfig::load(m.checkpoint->folder() / "config.json");
-  uint64_t bytes = 0;
-  for (const SourceFile& f : m.checkpoint->files()) bytes += f.bytes;
-  const std::filesystem::path folder = std::filesystem::path(options.model).lexically_normal();
-  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
-  run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
-                            bytes, fingerprint(*m.checkpoint, FingerprintKind::Advisory).subject());
+  open_source(options.model, m, run.receipt());
   m.backend = make_cpu_backend({options.threads, 0});
   run.receipt().set_effective("backend", std::string(m.backend->name()),
                               options.backend == "auto" ? "default: no cuda backend in this build" : "flag");
@@ -66,7 +84,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   LoadOptions load;
   load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
-  Weights w = Weights::load(*checkpoint, config, *backend, load, [&](int64_t done, int64_t total) {
+  Weights w = Weights::load(*source, config, *backend, load, [&](int64_t done, int64_t total) {
     run.progress("loading layers", done, total);
     if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
   });
