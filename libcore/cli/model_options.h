@@ -17,7 +17,8 @@ struct ModelOptions {
   std::string model;
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
-  std::string graph = "off", draft = "auto";
+  std::string vram_limit, graph = "off", draft = "auto";
+  int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false;
 
   void add(CLI::App& app);
