@@ -8,6 +8,7 @@
 #include "kernels/devices.h"
 #include "kernels/error.h"
 #include "libcore/cli/qualification.h"
+#include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
 
 namespace fnx {
@@ -25,6 +26,7 @@ void ModelOptions::add(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--vram-limit", vram_limit, "Most device memory to use, as 16GiB; without it, what is free")
       ->type_name("BYTES");
+  app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
   app.add_option("--tp", tp, "Ranks that share the experts")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--graph", graph, "Replay recorded launches")
       ->check(CLI::IsMember({"off", "on"}))
@@ -88,6 +90,26 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   m.backend = choose_backend(options, run.receipt());
   run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
+}
+
+bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const {
+  if (backend->name() != "cuda" && !options.memory_plan) return false;
+  LoadOptions load;
+  load.draft_head = engine.state.draft_head;
+  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  const MemoryPlan plan = plan_memory(*checkpoint, config, load, engine, limit);
+  run.receipt().set_effective("memory_plan",
+                              Json{{"weights_bytes", plan.weights},
+                                   {"states_bytes", plan.states},
+                                   {"scratch_bytes", plan.scratch},
+                                   {"workspaces_bytes", plan.workspaces},
+                                   {"limit_bytes", plan.limit}},
+                              "computed");
+  if (options.memory_plan) run.print(plan_text(plan));
+  require_fit(plan);
+  return options.memory_plan;
 }
 
 Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
