@@ -153,9 +153,13 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;
+  // How keys and values are stored unless the user says otherwise: F32 or BF16.
+  virtual DType kv_dtype() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
   // Zero-filled. Throws Unsupported with the bytes asked and available.
   virtual Buffer allocate(size_t bytes, Space space) = 0;
+  // Bytes of device memory that are in use: weights, buffers, workspaces.
+  virtual uint64_t device_bytes() const = 0;
   virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
   virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) = 0;
 

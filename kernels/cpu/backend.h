@@ -67,8 +67,10 @@ class CpuBackend : public Backend {
   explicit CpuBackend(const CpuOptions& options);
 
   std::string_view name() const override { return "cpu"; }
+  DType kv_dtype() const override { return DType::F32; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
   Buffer allocate(size_t bytes, Space space) override;
+  uint64_t device_bytes() const override { return 0; }
   std::unique_ptr<Linear> load_linear(LinearSource source) override;
   std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override;
   void copy(Stream&, View dst, View src) override;

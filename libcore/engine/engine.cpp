@@ -132,6 +132,19 @@ void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
   if (has_draft_head()) absorb_drafts(inputs, lanes_);
 }
 
+std::vector<int32_t> Engine::round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid) {
+  forward(lanes);
+  if (draws.empty()) return {};
+  std::vector<int32_t> rows;
+  std::vector<SampleParams> params;
+  for (const Draw& d : draws) {
+    rows.push_back(d.row);
+    params.push_back(d.params);
+  }
+  drawn_logits_ = logits(rows);
+  return sample(valid, params);
+}
+
 void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
                        const View& stack) {
   const int64_t R = batch.rows;

@@ -18,9 +18,21 @@ struct LaneInput {
   std::span<const int32_t> tokens;
 };
 
+// A token to draw from the logits of a row of the forward.
+struct Draw {
+  int32_t row = 0;
+  SampleParams params;
+};
+
 struct EngineOptions {
   StateOptions state;
   int64_t max_rows = 256;  // most rows of one forward
+  bool graphs = false;     // record rounds and replay them, where the backend has launches to record
+};
+
+struct GraphCounters {
+  int64_t captures = 0, replays = 0, eager = 0, failed = 0;
+  uint64_t bytes = 0;  // device memory of the graphs that are kept, as measured
 };
 
 class Engine {
@@ -40,6 +52,13 @@ class Engine {
   // With a draft head, also absorbs the draft rows whose next token is now known.
   void forward(std::span<const LaneInput> lanes, const Probe& probe = nullptr);
   int64_t rows() const { return batch_.rows; }
+
+  // forward(), then the draws, at most one a slot: ids in [0, valid) in the order of `draws`.
+  std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid);
+  // What the last round drew from: F32 [draws, V].
+  View drawn_logits() const { return drawn_logits_; }
+  // All zero on a backend without graphs.
+  GraphCounters graph_counters() const { return {}; }
 
   // Logits of rows of the last forward, in the order asked: F32 [rows.size(), V], valid until the next call.
   View logits(std::span<const int32_t> rows);
@@ -91,6 +110,7 @@ class Engine {
   Activations a_;
   std::vector<Lane> lanes_;
   Batch batch_;
+  View drawn_logits_;
   std::vector<DraftRows> draft_rows_;
   std::vector<std::byte> ngram_host_;
 };
