@@ -132,15 +132,15 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
 void generate(const Options& o, ToolRun& run) {
   Receipt& receipt = run.receipt();
   OpenedModel model = OpenedModel::open(o.model, run);
-  const std::filesystem::path folder = model.checkpoint->folder();
   std::optional<Tokenizer> tokenizer;
-  if (std::filesystem::exists(folder / "tokenizer.json")) {
-    tokenizer.emplace(Tokenizer::load(folder));
+  if (!model.folder.empty() && std::filesystem::exists(model.folder / "tokenizer.json")) {
+    tokenizer.emplace(Tokenizer::load(model.folder));
     receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(),
                         make_fingerprint("file", "xxh3-128", tokenizer->fingerprint(), false));
   }
-  const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr);
-  const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : load_stop_ids(folder);
+  const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr,
+                                                   tokenizer ? tokenizer->vocab_limit() : model.config.vocab_size);
+  const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : model.stop_ids();
   const std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
   if (o.mtp_logits && model.config.mtp_layers == 0)
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");

@@ -3,18 +3,21 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <filesystem>
 
 #include "kernels/devices.h"
 #include "kernels/error.h"
+#include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
 #include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
+#include "libcore/format/synthetic_source.h"
 
 namespace fnx {
 
 void ModelOptions::add(CLI::App& app) {
-  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp)")->required()->type_name("DIR");
+  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
+      ->required()
+      ->type_name("DIR");
   app.add_option("--backend", backend, "Where the model runs")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
@@ -74,19 +77,34 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, Receipt& receipt)
   receipt.set_effective("device", o.device, o.device == 0 ? "default" : "flag");
   return make_cuda_backend({o.device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
 }
+
+// The tensors, the config and the receipt's subject.
+void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
+  if (is_synthetic(model)) {
+    auto source = std::make_unique<SyntheticSource>(SyntheticSpec::parse(model));
+    m.config = ModelConfig::parse(source->config_json());
+    m.synthetic_stops = source->stop_ids();
+    receipt.add_subject("checkpoint", source->spec().text(), source->bytes(), source->fingerprint());
+    receipt.add_not_run("text", "the weights are made up: speed and bits mean something, words do not");
+    m.source = std::move(source);
+    return;
+  }
+  auto checkpoint = std::make_unique<Checkpoint>(model);
+  m.folder = checkpoint->folder();
+  m.config = ModelConfig::load(m.folder / "config.json");
+  uint64_t bytes = 0;
+  for (const SourceFile& f : checkpoint->files()) bytes += f.bytes;
+  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
+  receipt.add_subject("checkpoint", bare_name(model), bytes,
+                      fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
+  m.source = std::move(checkpoint);
+}
 }  // namespace
 
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
   refuse_unsupported(options);
-  m.checkpoint = std::make_unique<Checkpoint>(options.model);
-  m.config = ModelConfig::load(m.checkpoint->folder() / "config.json");
-  uint64_t bytes = 0;
-  for (const SourceFile& f : m.checkpoint->files()) bytes += f.bytes;
-  const std::filesystem::path folder = std::filesystem::path(options.model).lexically_normal();
-  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
-  run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
-                            bytes, fingerprint(*m.checkpoint, FingerprintKind::Advisory).subject());
+  open_source(options.model, m, run.receipt());
   m.backend = choose_backend(options, run.receipt());
   run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
@@ -99,7 +117,7 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
   if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
-  const MemoryPlan plan = plan_memory(*checkpoint, config, load, engine, limit);
+  const MemoryPlan plan = plan_memory(*source, config, load, engine, limit);
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
                                    {"states_bytes", plan.states},
@@ -117,7 +135,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   LoadOptions load;
   load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
-  Weights w = Weights::load(*checkpoint, config, *backend, load, [&](int64_t done, int64_t total) {
+  Weights w = Weights::load(*source, config, *backend, load, [&](int64_t done, int64_t total) {
     run.progress("loading layers", done, total);
     if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
   });
