@@ -154,7 +154,7 @@ void add_sample(KernelList& list) {
                {"mass_kernel", 256, 64, 48 * 1024, 0, 0},
                {"draw_kernel", 1024, 64, 48 * 1024, 0, 32}},
               "1 <= valid <= vocabulary < 2^31, fewer than 65536 rows",
-              "chunks of the valid ids by rows, then a block a row",
+              "chunks of the valid ids by rows, then a block a row when greedy or a cluster of 8 blocks a row",
               {{"logits", "F32", "[rows, vocabulary]", 4, "read"},
                {"params", "SampleRow", "[rows]", 8, "read"},
                {"ids", "I32", "[rows]", 4, "written"}},

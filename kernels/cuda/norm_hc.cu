@@ -1,5 +1,6 @@
 #include "kernels/cuda/norm_hc.h"
 
+#include "kernels/cuda/hc_row.h"
 #include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {
@@ -120,7 +121,7 @@ void check_hc(const HcMixParams& p) {
               p.rows >= 0,
           "hc_mix", "2 to 8 streams, H a multiple of 16, rank a multiple of 8 (streams, H, rank, rows)",
           {p.streams, p.hidden, p.rank, p.rows});
-  require(aligned16({p.stack, p.norm_weight, p.down, p.up, p.inject, p.normed, p.low}), "hc_mix",
+  require(aligned16({p.stack, p.norm_weight, p.down, p.up, p.inject, p.normed, p.low, p.work.partials}), "hc_mix",
           "16-byte alignment (streams, H, rank)", {p.streams, p.hidden, p.rank});
 }
 
@@ -145,6 +146,9 @@ int64_t hc_partials(int64_t rows, int64_t streams, int64_t hidden, int64_t rank)
 
 void hc_down(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
+  if (p.rows == 0) return;
+  if (hc_row_takes(p)) return hc_down_row(p, stream);
+  grouped_norm({p.stack, p.norm_weight, p.normed, p.rows, p.streams, p.hidden, p.eps}, stream);
   const int64_t wide = p.streams * p.hidden;
   const PlainPlan plan = plain_plan(wide, p.rank);  // inject is summed by the plan of down
   PlainLaunch l;
@@ -161,6 +165,7 @@ void hc_down(const HcMixParams& p, cudaStream_t stream) {
 void hc_up(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
   if (p.rows == 0) return;
+  if (hc_row_takes(p)) return hc_up_row(p, stream);
   const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(64 * p.streams);
   const size_t cells = p.streams * 8 * kTileOut * sizeof(float);  // of one row tile and one output tile
   if (p.rows <= 8 || p.streams > 4)
@@ -168,12 +173,10 @@ void hc_up(const HcMixParams& p, cudaStream_t stream) {
   else if (p.rows <= 16)
     launch("hc_up", hc_up_kernel<2, 1, 5>, tiles, threads, 2 * cells, stream, p);
   else
-    launch("hc_up", hc_up_kernel<4, 2, 0>, dim3((tiles + 1) / 2, blocks_of(p.rows, 32)), threads, 8 * cells, stream, p);
+    launch("hc_up", hc_up_kernel<4, 1, 0>, dim3(tiles, blocks_of(p.rows, 32)), threads, 4 * cells, stream, p);
 }
 
 void hc_mix(const HcMixParams& p, cudaStream_t stream) {
-  check_hc(p);
-  grouped_norm({p.stack, p.norm_weight, p.normed, p.rows, p.streams, p.hidden, p.eps}, stream);
   hc_down(p, stream);
   hc_up(p, stream);
 }

@@ -19,7 +19,8 @@ void grouped_norm(const GroupedNormParams& p, cudaStream_t stream);
 
 // u[h] = mean_s sigmoid(Up silu(Down xn / n))_s * xn_s; inj = 2 sigmoid(inject xn / n). Three launches: the norm; down
 // with silu, and inject, summed as plain_linear does; up, one mma chain (hi before lo) over each half of the rank's
-// units, the first half being the longer, their sum, then the mean over streams ascending. Domain: F16 weights, 2 <= n
+// units, the first half being the longer, their sum, then the mean over streams ascending. One row takes two launches
+// with the same sums (kernels/cuda/hc_row.h). Domain: F16 weights, 2 <= n
 // <= 8, H % 16 == 0, rank % 8 == 0, 16-byte alignment.
 struct HcMixParams {
   const float* stack = nullptr;        // [R, n, H]
@@ -38,7 +39,7 @@ struct HcMixParams {
 int64_t hc_partials(int64_t rows, int64_t streams, int64_t hidden, int64_t rank);
 int64_t hc_counters(int64_t streams, int64_t hidden, int64_t rank);
 void hc_mix(const HcMixParams& p, cudaStream_t stream);
-// The second and third launch by themselves, over a filled `normed` (and `low`).
+// Its two halves: norm, down and inject; then up.
 void hc_down(const HcMixParams& p, cudaStream_t stream);
 void hc_up(const HcMixParams& p, cudaStream_t stream);
 

@@ -48,7 +48,8 @@ void qsa_write(const QsaWriteParams& p, cudaStream_t stream);
 
 // score(b) = sum over index heads ascending of relu(iq_h . key_b), times 1 / sqrt(index_dim). A dot product: 8 lanes
 // each chain dims 4 i, .. 4 i + 3, 32 + 4 i, .. ascending, then a butterfly of 8 lanes. NaN scores rank last. Ties go
-// to the lower block.
+// to the lower block. Lanes, and index keys of blocks that end before a lane's start, are read before the previous
+// launch has ended; that is qsa_write, which writes neither.
 struct QsaSelectParams {
   QsaShape shape;
   QsaCache cache;
@@ -67,6 +68,7 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
 // values are one chain over the part's keys ascending, the weight's three in descending size within a step. The parts'
 // (max, sum, weighted values) are merged in ascending order in fp32; then the division by the sum, then sigmoid(gate).
 // F32 pages: fp32 fma chains in the same parts, a dot product as 32 lanes of dims lane, lane + 32, .. and a butterfly.
+// Must be the launch after qsa_select: queries, gates and lanes are read before that has ended.
 struct QsaAttendParams {
   QsaShape shape;
   QsaCache cache;

@@ -8,10 +8,11 @@ namespace fnx::cuda {
 
 namespace {
 
-constexpr int kThreads = 128, kSplit = 3;  // kSplit: bf16 numbers of an fp32 one
+constexpr int kThreads = 256, kSplit = 3;  // kSplit: bf16 numbers of an fp32 one
 constexpr int kStride = kHeadDim + 8;      // of a row in shared memory: rows start 16 bytes apart modulo 128
 constexpr int kWeightStride = kPartKeys + 8, kScoreStride = kPartKeys + 4;
-constexpr float kScale = 0.0625f;  // 1 / sqrt(256)
+constexpr int kWarpTiles = kHeadDim / 8 / (kThreads / 32);  // tiles of 8 dims of a warp's values
+constexpr float kScale = 0.0625f;                           // 1 / sqrt(256)
 
 struct Tile {
   __nv_bfloat16 values[kPartKeys][kStride];
@@ -68,8 +69,9 @@ struct Running {
 __device__ __forceinline__ float merged(float was, float part, float2 f, bool first) {
   return first ? part : __fmaf_rn(was, f.x, __fmul_rn(part, f.y));
 }
+// gate: its sigmoid.
 __device__ __forceinline__ float gated(float sum, float total, float gate) {
-  return __fmul_rn(__fdiv_rn(sum, total), sigmoid(gate));
+  return __fmul_rn(__fdiv_rn(sum, total), gate);
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -145,36 +147,35 @@ __device__ void load_part(const QsaAttendParams& p, Tile& tile, const KeyList& l
   }
 }
 
-// One part: its maxima and totals to the tile, its weighted values to sum. Warp w has keys 16 w .. 16 w + 15 of the
-// scores and dims 64 w .. 64 w + 63 of the values; sum[n]: heads (g, g, g + 8, g + 8), dims 64 w + 8 n + 2 t (+ 1).
-__device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
+// One part: its maxima and totals to the tile, its weighted values to sum. Warp w has keys 8 w .. 8 w + 7 of the scores
+// and dims 32 w .. 32 w + 31 of the values; sum[n]: heads (g, g, g + 8, g + 8), dims 32 w + 8 n + 2 t (+ 1).
+__device__ void attend_part(Tile& tile, float (&sum)[kWarpTiles][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   asm volatile("cp.async.wait_group 1;");
   __syncthreads();
-  float score[kSplit][2][4] = {};
+  float score[kSplit][4] = {};
 #pragma unroll 4
-  for (int k = 0; k < kHeadDim; k += 16) {
+  for (int k = 0; k < kHeadDim; k += 32) {
     uint32_t b[4], a[4];
-    load_matrices(b, &tile.keys[16 * warp + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+    load_matrices(b, &tile.keys[8 * warp + lane % 8][k + lane / 8 * 8]);
 #pragma unroll
-    for (int i = 0; i < kSplit; ++i) {
-      load_matrices(a, &tile.query[i][lane % 16][k + lane / 16 * 8]);
-      mma_bf16(score[i][0], a, b[0], b[1]);
-      mma_bf16(score[i][1], a, b[2], b[3]);
-    }
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+      for (int i = 0; i < kSplit; ++i) {
+        load_matrices(a, &tile.query[i][lane % 16][k + 16 * step + lane / 16 * 8]);
+        mma_bf16(score[i], a, b[2 * step], b[2 * step + 1]);
+      }
   }
 #pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 16 * warp + 8 * n + 2 * t + i % 2;
-      const float s = score[0][n][i] + score[1][n][i] + score[2][n][i];
-      tile.scores[g + i / 2 * 8][key] = tile.place[key] < 0 ? -INFINITY : s * kScale;
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int key = 8 * warp + 2 * t + i % 2;
+    const float s = score[0][i] + score[1][i] + score[2][i];
+    tile.scores[g + i / 2 * 8][key] = tile.place[key] < 0 ? -INFINITY : s * kScale;
+  }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int head = 4 * warp + i;
+  for (int i = 0; i < kMostGroup / (kThreads / 32); ++i) {
+    const int head = kMostGroup / (kThreads / 32) * warp + i;
     const float s0 = tile.scores[head][lane], s1 = tile.scores[head][lane + 32];
     float m = fmaxf(s0, s1);
 #pragma unroll
@@ -188,7 +189,7 @@ __device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
   asm volatile("cp.async.wait_group 0;");
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < kWarpTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[n][i] = 0;
 #pragma unroll
@@ -197,9 +198,9 @@ __device__ void attend_part(Tile& tile, float (&sum)[8][4]) {
 #pragma unroll
     for (int i = 0; i < kSplit; ++i) load_matrices(a[i], &tile.weights[i][lane % 16][k + lane / 16 * 8]);
 #pragma unroll
-    for (int n = 0; n < 8; n += 2) {
+    for (int n = 0; n < kWarpTiles; n += 2) {
       uint32_t b[4];
-      load_matrices_t(b, &tile.values[k + lane / 8 % 2 * 8 + lane % 8][64 * warp + 8 * n + lane / 16 * 8]);
+      load_matrices_t(b, &tile.values[k + lane % 16][8 * kWarpTiles * warp + 8 * n + lane / 16 * 8]);
 #pragma unroll
       for (int i = 0; i < kSplit; ++i) {
         mma_bf16(sum[n], a[i], b[0], b[1]);
@@ -217,15 +218,15 @@ __device__ __forceinline__ float* part_of(const QsaAttendParams& p, int64_t row,
 
 // blockIdx: part, KV head, row.
 __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams p) {
-  wait_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   Tile& tile = *reinterpret_cast<Tile*>(memory);
   const int part = blockIdx.x, kv = blockIdx.y, r = blockIdx.z;
   const KeyList list = key_list(p, r);
+  load_query(p, tile, r, kv);
+  wait_previous();  // only `selected` is of the previous launch, which is qsa_select
   if (part * kPartKeys >= list.count) return;
   load_part(p, tile, list, kv, part);
-  load_query(p, tile, r, kv);
-  float sum[8][4];
+  float sum[kWarpTiles][4];
   attend_part(tile, sum);
   const int group = static_cast<int>(p.shape.heads / p.shape.kv_heads);
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -233,11 +234,11 @@ __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams 
   if (threadIdx.x < group)
     to[threadIdx.x] = tile.highest[threadIdx.x], to[group + threadIdx.x] = tile.total[threadIdx.x];
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < kWarpTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (g + 8 * i < group)
-        *reinterpret_cast<float2*>(to + 2 * group + (g + 8 * i) * kHeadDim + 64 * warp + 8 * n + 2 * t) =
+        *reinterpret_cast<float2*>(to + 2 * group + (g + 8 * i) * kHeadDim + 8 * kWarpTiles * warp + 8 * n + 2 * t) =
             make_float2(sum[n][2 * i], sum[n][2 * i + 1]);
 }
 
@@ -251,7 +252,6 @@ __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p
   extern __shared__ __align__(16) unsigned char memory[];
   float2* factors = reinterpret_cast<float2*>(memory);
   float* totals = reinterpret_cast<float*>(factors + padded_parts(parts));
-  wait_previous();
   const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
   const int r = blockIdx.x / heads, head = blockIdx.x % heads, g = head % group, d = threadIdx.x, lane = d % 32;
   const int used = (key_list(p, r).count + kPartKeys - 1) / kPartKeys;
@@ -259,7 +259,8 @@ __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p
   const float* from = part_of(p, r, head / group, 0, parts);
   const int64_t step = int64_t{group} * (kHeadDim + 2);
   const int64_t at = int64_t{r} * heads + head;
-  const float gate = p.query_gate[(2 * at + 1) * kHeadDim + d];
+  const float gate = sigmoid(p.query_gate[(2 * at + 1) * kHeadDim + d]);
+  wait_previous();
   if (d < 32) {
     float before = -INFINITY;  // maximum of the parts before this run of 32
     for (int i0 = 0; i0 < used; i0 += 32) {
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p
       before = __shfl_sync(kFullWarp, top, 31);
     }
   }
-  constexpr int kBatch = 12;  // parts in flight
+  constexpr int kBatch = 36;  // parts in flight
   const float* values = from + 2 * group + g * kHeadDim + d;
   float sum = 0, total = 0, v[kBatch];
   for (int i0 = 0; i0 < used; i0 += kBatch) {
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p
 }
 
 // blockIdx: KV head, row. The same parts, one after another.
-__global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p) {
+__global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParams p) {
   wait_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   Tile& tile = *reinterpret_cast<Tile*>(memory);
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p
   load_query(p, tile, r, kv);
   const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  float sum[8][4], total[8][4];
+  float sum[kWarpTiles][4], total[kWarpTiles][4];
   Running run[2];
   for (int part = 0; part * kPartKeys < list.count; ++part) {
     load_part(p, tile, list, kv, part);
@@ -317,7 +318,7 @@ __global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p
     for (int i = 0; i < 2; ++i) {
       const float2 f = run[i].merge(tile.highest[g + 8 * i], tile.total[g + 8 * i], part == 0);
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < kWarpTiles; ++n)
 #pragma unroll
         for (int j = 2 * i; j < 2 * i + 2; ++j) total[n][j] = merged(total[n][j], sum[n][j], f, part == 0);
     }
@@ -328,11 +329,12 @@ __global__ void __launch_bounds__(kThreads) attend_rows_kernel(QsaAttendParams p
     if (g + 8 * i >= group) continue;
     const int64_t at = int64_t{r} * heads + kv * group + g + 8 * i;
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < kWarpTiles; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int d = 64 * warp + 8 * n + 2 * t + j;
-        p.out[at * kHeadDim + d] = gated(total[n][2 * i + j], run[i].total, p.query_gate[(2 * at + 1) * kHeadDim + d]);
+        const int d = 8 * kWarpTiles * warp + 8 * n + 2 * t + j;
+        p.out[at * kHeadDim + d] =
+            gated(total[n][2 * i + j], run[i].total, sigmoid(p.query_gate[(2 * at + 1) * kHeadDim + d]));
       }
   }
 }
@@ -398,7 +400,7 @@ __global__ void __launch_bounds__(kHeadDim) attend_f32_kernel(QsaAttendParams p)
   for (int h = 0; h < kMostGroup; ++h)
     if (h < group)
       p.out[(first + h) * kHeadDim + d] =
-          gated(sum[h], run[h].total, p.query_gate[(2 * (first + h) + 1) * kHeadDim + d]);
+          gated(sum[h], run[h].total, sigmoid(p.query_gate[(2 * (first + h) + 1) * kHeadDim + d]));
 }
 
 // An attribute of the current device, so it is set at every launch.

@@ -6,47 +6,54 @@ namespace fnx::cuda {
 
 namespace {
 
-constexpr int kBlockKeys = 128;  // blocks scored by one thread block: 16 a warp
+constexpr int kKeys = 2, kBlockKeys = 8 * 4 * kKeys;  // blocks scored by eight lanes, by one thread block
 constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-constexpr int kBatch = 8;  // scores in flight a thread
+constexpr int kBatch = 8;      // scores in flight a thread
+constexpr int kGather = 1024;  // candidates for the last place that are compared with one another
 
-// blockIdx: run of index blocks, row. Eight lanes a key, four keys of each group of lanes at a time.
+// blockIdx: run of index blocks, row. Eight lanes a key. Blocks that were complete before this forward are read before
+// the previous launch has ended: it may be the qsa_write of this forward, which writes the others.
 __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int64_t first) {
-  wait_previous();
   extern __shared__ float4 query[];  // [index_heads][32]
   const QsaShape& s = p.shape;
   const int r = static_cast<int>(first + blockIdx.y), ih = static_cast<int>(s.index_heads);
+  const int ratio = static_cast<int>(s.ratio), lane = threadIdx.x % 32, sub = lane % 8;
   const LaneRow l = find_lane(s.lanes, r);
-  const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
-  if (l.slot < 0 || complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) return;
+  const int complete = l.slot < 0 ? 0 : (l.start + r - l.first_row + 1) / ratio;
+  const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 4 * kKeys + lane / 8;
+  float4 key[kKeys][4] = {};
+  const auto load = [&](int from, int to) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int b = base + 4 * i;
+      if (b < from || b >= to) continue;
+      const float4* at = reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, l.slot, b) * kIndexDim);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) key[i][j] = at[j * 8 + sub];
+    }
+  };
+  const int old = min(complete, l.start / ratio);
+  load(0, old);
+  wait_previous();
+  if (complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) return;
+  load(old, complete);
   const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r} * (ih + 1) * kIndexDim);
   for (int i = threadIdx.x; i < ih * 32; i += 256) query[i] = index[i];
   __syncthreads();
-  const int lane = threadIdx.x % 32, sub = lane % 8;
-  const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 16 + lane / 8;
-  float4 key[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int b = base + 4 * i;
-    const float4* from = reinterpret_cast<const float4*>(p.cache.index_keys +
-                                                         (b < complete ? block_place(s, l.slot, b) : 0) * kIndexDim);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) key[i][j] = b < complete ? from[j * 8 + sub] : make_float4(0, 0, 0, 0);
-  }
-  float sum[4] = {};
+  float sum[kKeys] = {};
   for (int h = 0; h < ih; ++h) {
-    float dot[4] = {};
+    float dot[kKeys] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float4 q = query[h * 32 + j * 8 + sub];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
+      for (int i = 0; i < kKeys; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] += fmaxf(0.0f, warp_sum<8>(dot[i]));
+    for (int i = 0; i < kKeys; ++i) sum[i] += fmaxf(0.0f, warp_sum<8>(dot[i]));
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < kKeys; ++i)
     if (sub == 0 && base + 4 * i < complete)
       p.scores[blockIdx.y * p.max_complete + base + 4 * i] = sum[i] * 0.08838834764831845f;
 }
@@ -56,15 +63,22 @@ __device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ?
 
 // One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
 __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
-  wait_previous();
   __shared__ uint32_t bins[kBins];
+  __shared__ uint64_t gathered[kGather];
+  __shared__ int gathered_count;
   __shared__ int warp_sums[32], warp_above[32], warp_equal[32];
   __shared__ uint32_t warp_low[32], warp_high[32];
   __shared__ uint32_t found_bin;
-  __shared__ int found_want;
+  __shared__ int found_want, found_count;
   const QsaShape& s = p.shape;
   const int r = static_cast<int>(first + blockIdx.x), blocks = static_cast<int>(s.blocks), tid = threadIdx.x;
   const LaneRow l = find_lane(s.lanes, r);
+  const auto clear_bins = [&] {
+    for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
+    if (tid == 0) gathered_count = 0, found_bin = 0;
+  };
+  clear_bins();
+  wait_previous();
   if (l.slot < 0) return;
   const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
   int32_t* selected = p.selected + int64_t{r} * blocks;
@@ -74,8 +88,8 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   }
   const float* scores = p.scores + blockIdx.x * p.max_complete;
   const int lane = tid % 32, warp = tid / 32;
-  // Ranks between the lowest and the highest of the row, cut into bins; then the bin of the last selected block, again.
-  // Each warp takes a run of blocks; a run of one batch stays in registers.
+  // Ranks between the lowest and the highest of the row, cut into bins; then the bin of the last selected block, again,
+  // until it holds few enough. Each warp takes a run of blocks; a run of one batch stays in registers.
   const int run = (complete + 1023) / 1024 * 32, from = warp * run;
   uint32_t rank[kBatch];
   bool loaded = false;
@@ -100,20 +114,16 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   each([&](uint32_t r, int i) {
     if (i < complete) low = min(low, r), high = max(high, r);
   });
+  const uint32_t mine = high;  // 0 where this thread has no block, which is below all but NaN
   low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
   if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
   __syncthreads();
   low = __reduce_min_sync(kFullWarp, warp_low[lane]), high = __reduce_max_sync(kFullWarp, warp_high[lane]);
   int want = blocks;
-  while (low < high) {
-    const int shift = max(0, 32 - __clz(high - low) - kBinBits);
-    for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
+  const auto shift_of = [&] { return max(0, 32 - __clz(high - low) - kBinBits); };
+  // Counts from the highest bin down, two bins a thread, and finds the bin in which the count reaches `want`.
+  const auto find_bin = [&] {
     __syncthreads();
-    each([&](uint32_t r, int i) {
-      if (i < complete && r >= low && r <= high) atomicAdd(bins + ((r - low) >> shift), 1u);
-    });
-    __syncthreads();
-    // Counts from the highest bin down, two bins a thread.
     const int top = kBins - 1 - 2 * tid;
     const int c0 = static_cast<int>(bins[top]), c1 = static_cast<int>(bins[top - 1]);
     int before = c0 + c1;
@@ -125,12 +135,52 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     if (lane == 31) warp_sums[warp] = before;
     __syncthreads();
     before += before_warp(warp_sums) - c0 - c1;
-    if (before < want && want <= before + c0) found_bin = top, found_want = want - before;
-    if (before + c0 < want && want <= before + c0 + c1) found_bin = top - 1, found_want = want - before - c0;
+    if (before < want && want <= before + c0) found_bin = top, found_want = want - before, found_count = c0;
+    if (before + c0 < want && want <= before + c0 + c1)
+      found_bin = top - 1, found_want = want - before - c0, found_count = c1;
     __syncthreads();
+  };
+  if (low < high) {
+    // The threads' highest ranks: as many blocks as are wanted lie in the bin of the last of these or above.
+    const int shift = shift_of();
+    if (mine > low) atomicAdd(bins + ((mine - low) >> shift), 1u);
+    find_bin();
+    low += found_bin << shift;
+    __syncthreads();
+    clear_bins();
+    __syncthreads();
+  }
+  while (low < high) {
+    const int shift = shift_of();
+    each([&](uint32_t r, int i) {
+      if (i < complete && r >= low && r <= high) atomicAdd(bins + ((r - low) >> shift), 1u);
+    });
+    find_bin();
     low += found_bin << shift;
     high = min(high, low + ((1u << shift) - 1));
     want = found_want;
+    const int count = found_count;
+    if (count <= kGather && low < high) {
+      each([&](uint32_t r, int i) {
+        if (i < complete && r >= low && r <= high)
+          gathered[atomicAdd(&gathered_count, 1)] = uint64_t{r} << 32 | ~static_cast<uint32_t>(i);
+      });
+      __syncthreads();
+      if (tid < count) {
+        const uint64_t me = gathered[tid];
+        int before = 0, above = 0;
+        for (int j = 0; j < count; ++j) {
+          before += gathered[j] > me;
+          above += gathered[j] >> 32 > me >> 32;
+        }
+        if (before == want - 1) found_bin = static_cast<uint32_t>(me >> 32), found_want = want - above;
+      }
+      __syncthreads();
+      low = high = found_bin, want = found_want;
+      break;
+    }
+    __syncthreads();
+    clear_bins();
     __syncthreads();
   }
   const uint32_t last = low;  // the rank of the last selected block; `want` blocks of it are selected

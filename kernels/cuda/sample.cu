@@ -1,5 +1,7 @@
 #include "kernels/cuda/sample.h"
 
+#include <cooperative_groups.h>
+
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/random.h"
 
@@ -7,7 +9,10 @@ namespace fnx::cuda {
 
 namespace {
 
+namespace cg = cooperative_groups;
+
 constexpr int kChunk = 2048, kThreads = 1024, kBins = 2048;
+constexpr int kCluster = 8;                     // blocks that draw for a row together
 constexpr double kUnitMass = 17592186044416.0;  // 2^44, the mass of the highest weight
 
 // Order of candidates: by logit, NaN last; both zeros are equal.
@@ -43,6 +48,9 @@ __device__ __forceinline__ uint64_t block_merge(uint64_t v, uint64_t* shared, Me
 }
 struct Greater {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+struct Lesser {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a < b ? a : b; }
 };
 struct Plus {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
@@ -116,33 +124,62 @@ __global__ void __launch_bounds__(256) mass_kernel(SampleLaunch p) {
 }
 
 struct Shared {
-  uint64_t bins[kBins];
+  uint64_t bins[kBins], totals[kBins];  // of this block, of the row
   uint64_t sums[32];
+  uint64_t value;  // this block's part of a sum over the cluster
   uint64_t want;
   uint32_t bin;
   int id;
 };
 
-// A row as draw_kernel sees it.
+// A block's candidates of a row: ids [first, last), the blocks of the cluster ascending.
 struct Row {
   const float* logits = nullptr;
   const uint64_t* masses = nullptr;
   const uint64_t* coarse = nullptr;  // bins_of
-  int valid = 0;
+  int first = 0, last = 0;
   // fn(rank, id) for every candidate of this thread, several logits in flight.
   template <class Fn>
   __device__ void each(Fn fn) const {
-    constexpr int kBatch = 16;
-    for (int i0 = threadIdx.x; i0 < valid; i0 += kBatch * kThreads) {
+    constexpr int kBatch = 8;
+    for (int i0 = first + threadIdx.x; i0 < last; i0 += kBatch * kThreads) {
       float x[kBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) x[j] = i0 + j * kThreads < valid ? logits[i0 + j * kThreads] : 0.0f;
+      for (int j = 0; j < kBatch; ++j) x[j] = i0 + j * kThreads < last ? logits[i0 + j * kThreads] : 0.0f;
 #pragma unroll
       for (int j = 0; j < kBatch; ++j)
-        if (i0 + j * kThreads < valid) fn(rank_of(x[j]), i0 + j * kThreads);
+        if (i0 + j * kThreads < last) fn(rank_of(x[j]), i0 + j * kThreads);
     }
   }
 };
+
+// Merge over the cluster of a value that each thread of a block holds.
+template <class Merge>
+__device__ uint64_t cluster_merge(uint64_t v, Shared& shared, Merge merge) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  if (threadIdx.x == 0) shared.value = v;
+  cluster.sync();
+  v = *cluster.map_shared_rank(&shared.value, 0);
+  for (unsigned b = 1; b < kCluster; ++b) v = merge(v, *cluster.map_shared_rank(&shared.value, b));
+  cluster.sync();
+  return v;
+}
+
+// Each block adds up its share of the bins and hands the totals to all.
+__device__ void merge_bins(Shared& shared) {
+  constexpr int kShare = kBins / kCluster;
+  const cg::cluster_group cluster = cg::this_cluster();
+  cluster.sync();
+  if (threadIdx.x < kShare) {
+    const int bin = static_cast<int>(cluster.block_rank()) * kShare + threadIdx.x;
+    uint64_t sum = 0;
+#pragma unroll 4
+    for (unsigned b = 0; b < kCluster; ++b) sum += cluster.map_shared_rank(shared.bins, b)[bin];
+#pragma unroll 1
+    for (unsigned b = 0; b < kCluster; ++b) cluster.map_shared_rank(shared.totals, b)[bin] = sum;
+  }
+  cluster.sync();
+}
 
 // A place in the order of candidates: a rank, and the amount within it, from 1.
 struct Place {
@@ -156,22 +193,23 @@ template <bool kMass>
 __device__ Place descend(const Row& row, uint64_t least_mass, uint64_t want, Shared& shared) {
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   uint32_t prefix = 0;
-  const int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
   for (int pass = 0; pass < 3; ++pass) {
-    const int shift = shifts[pass], width = widths[pass];
+    const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
     const bool known = pass == 0 && least_mass == 0;
-    for (int i = tid; i < kBins; i += kThreads) shared.bins[i] = known ? row.coarse[(kMass ? 0 : kBins) + i] : 0;
-    __syncthreads();
-    if (!known)
+    if (!known) {
+      for (int i = tid; i < kBins; i += kThreads) shared.bins[i] = 0;
+      __syncthreads();
       row.each([&](uint32_t rank, int id) {
         if (pass > 0 && rank >> (shift + width) != prefix) return;
         const uint64_t amount = kMass ? row.masses[id] : 1;
         if (amount > 0 && (!kMass || amount >= least_mass))
           add_to(shared.bins + (rank >> shift & ((1u << width) - 1)), amount);
       });
-    __syncthreads();
+      merge_bins(shared);
+    }
+    const uint64_t* totals = known ? row.coarse + (kMass ? 0 : kBins) : shared.totals;
     const int high = kBins - 1 - 2 * tid;  // two bins a thread, the highest first
-    const uint64_t c0 = shared.bins[high], c1 = shared.bins[high - 1];
+    const uint64_t c0 = totals[high], c1 = totals[high - 1];
     uint64_t before = c0 + c1;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -204,7 +242,7 @@ __device__ uint64_t mass_above(const Row& row, uint32_t rank, uint64_t least_mas
     const uint64_t mass = row.masses[id];
     if (mass >= least_mass) sum += mass;
   });
-  return block_merge<kThreads / 32>(sum, shared.sums, Plus{});
+  return cluster_merge(block_merge<kThreads / 32>(sum, shared.sums, Plus{}), shared, Plus{});
 }
 
 // The id of the index-th candidate of a rank, ids ascending.
@@ -215,45 +253,51 @@ __device__ int id_at(const Row& row, uint32_t rank, int index, Shared& shared) {
     row.each([&](uint32_t r, int id) {
       if (r == rank) atomicMin(&shared.id, id);
     });
-    __syncthreads();
-    return shared.id;
-  }
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int run = (row.valid + kThreads - 1) / kThreads * 32, from = warp * run;
-  int count = 0;
+  } else {
+    const cg::cluster_group cluster = cg::this_cluster();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int run = (row.last - row.first + kThreads - 1) / kThreads * 32, from = row.first + warp * run;
+    int count = 0;
 #pragma unroll 8
-  for (int i = from + lane; i < from + run; i += 32)
-    count += __popc(__ballot_sync(kFullWarp, i < row.valid && rank_of(row.logits[i]) == rank));
-  if (lane == 0) shared.sums[warp] = count;
+    for (int i = from + lane; i < from + run; i += 32)
+      count += __popc(__ballot_sync(kFullWarp, i < row.last && rank_of(row.logits[i]) == rank));
+    if (lane == 0) shared.sums[warp] = count;
+    __syncthreads();
+    int before = static_cast<int>(before_warp(shared.sums));
+    if (warp == kThreads / 32 - 1 && lane == 0) shared.value = before + count;
+    cluster.sync();
+    for (unsigned b = 0; b < cluster.block_rank(); ++b)
+      before += static_cast<int>(*cluster.map_shared_rank(&shared.value, b));
+    cluster.sync();
+    if (before <= index && index < before + count)
+      for (int i = from + lane; i < from + run; i += 32) {
+        const bool equal = i < row.last && rank_of(row.logits[i]) == rank;
+        const unsigned all = __ballot_sync(kFullWarp, equal);
+        if (equal && before + __popc(all & ((1u << lane) - 1)) == index) shared.id = i;
+        before += __popc(all);
+      }
+  }
   __syncthreads();
-  int before = static_cast<int>(before_warp(shared.sums));
-  if (before <= index && index < before + count)
-    for (int i = from + lane; i < from + run; i += 32) {
-      const bool equal = i < row.valid && rank_of(row.logits[i]) == rank;
-      const unsigned all = __ballot_sync(kFullWarp, equal);
-      if (equal && before + __popc(all & ((1u << lane) - 1)) == index) shared.id = i;
-      before += __popc(all);
-    }
-  __syncthreads();
-  return shared.id;
+  return static_cast<int>(cluster_merge(static_cast<uint64_t>(shared.id), shared, Lesser{}));
 }
 
-// One block a row.
-__global__ void __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
+// blockIdx: block of the row's cluster, row.
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
   __shared__ Shared shared;
   wait_previous();
-  const SampleRow s = p.rows[blockIdx.x];
-  const Row row{p.logits + blockIdx.x * p.vocabulary, p.masses + blockIdx.x * p.valid, bins_of(p, blockIdx.x),
-                static_cast<int>(p.valid)};
-  const int best = id_of(best_of<kThreads / 32>(p, blockIdx.x, shared.sums));
+  const SampleRow s = p.rows[blockIdx.y];
+  const int valid = static_cast<int>(p.valid), share = (valid + kCluster - 1) / kCluster;
+  const Row row{p.logits + blockIdx.y * p.vocabulary, p.masses + blockIdx.y * p.valid, bins_of(p, blockIdx.y),
+                min(valid, static_cast<int>(blockIdx.x) * share), min(valid, static_cast<int>(blockIdx.x + 1) * share)};
+  const int best = id_of(best_of<kThreads / 32>(p, blockIdx.y, shared.sums));
   int id = best;
   if (s.temperature > 0) {
     const float highest = row.logits[best];
     const auto mass_at = [&](uint32_t rank) { return mass_of(logit_of(rank), highest, s.temperature); };
     // The last rank that is kept, and how many of its candidates.
-    Place last{0, static_cast<uint64_t>(row.valid)};
+    Place last{0, static_cast<uint64_t>(valid)};
     uint64_t total = whole_mass(row, shared);
-    if (s.top_k > 0 && s.top_k < row.valid && total > 0) {
+    if (s.top_k > 0 && s.top_k < valid && total > 0) {
       last = descend<false>(row, 0, s.top_k, shared);
       total = mass_above(row, last.rank, 0, shared) + last.into * mass_at(last.rank);
     }
@@ -278,7 +322,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
       id = id_at(row, place.rank, static_cast<int>((place.into - 1) / mass_at(place.rank)), shared);
     }
   }
-  if (threadIdx.x == 0) p.ids[blockIdx.x] = id;
+  if (blockIdx.x == 0 && threadIdx.x == 0) p.ids[blockIdx.y] = id;
 }
 
 }  // namespace
@@ -298,7 +342,7 @@ void sample(const SampleLaunch& p, cudaStream_t stream) {
     launch("sample", greedy_kernel, rows, 128, 0, stream, p);
   } else {
     launch("sample", mass_kernel, chunks, 256, 0, stream, p);
-    launch("sample", draw_kernel, rows, kThreads, 0, stream, p);
+    launch("sample", draw_kernel, dim3(kCluster, rows), kThreads, 0, stream, p);
   }
 }
 

@@ -165,7 +165,7 @@ void check_linear(Backend& cpu, Stream& stream) {
 }
 
 void check_hc(Backend& cpu, Stream& stream) {
-  for (auto [hidden, rank] : {std::pair<int64_t, int64_t>{256, 32}, {2560, 320}}) {
+  for (auto [hidden, rank] : {std::pair<int64_t, int64_t>{256, 32}, {80, 24}, {80, 32}, {2560, 320}}) {
     const int64_t n = 4, rows = 70, few = 5, wide = n * hidden;
     std::vector<float> stack = normal(rows * wide, 2), w = normal(wide, 0.1f), u(few * hidden), inj(few * n),
                        y = normal(rows * hidden);
@@ -211,7 +211,7 @@ void check_hc(Backend& cpu, Stream& stream) {
     const std::string name = "hc_mix " + std::to_string(hidden);
     near(name + " u", slice(all_u, 0, u.size()), u);
     near(name + " inj", slice(all_i, 0, inj.size()), inj);
-    for (auto [first, count] : {std::pair<int64_t, int64_t>{3, 1}, {10, 12}, {6, 64}}) {
+    for (auto [first, count] : {std::pair<int64_t, int64_t>{3, 1}, {21, 2}, {30, 8}, {10, 12}, {6, 64}}) {
       run(first, count);
       const std::string rows_name = name + " rows " + std::to_string(count);
       same(rows_name + " u", slice(ou.take(), 0, count * hidden), slice(all_u, first * hidden, count * hidden));
@@ -291,7 +291,7 @@ int main(int argc, char** argv) {
   if (only.empty() || only == "state") check_state(*cpu);
   if (only.empty() || only == "qsa") check_qsa(*cpu);
   if (only.empty() || only == "sample") check_sample(*cpu);
-  if (only == "time") time_all();
+  if (only == "time") time_all(argc > 2 ? argv[2] : "");
   cuda(cudaDeviceSynchronize(), "all launches");
   std::printf("%d/%d checks pass\n", checks - failures, checks);
   return failures == 0 ? 0 : 1;

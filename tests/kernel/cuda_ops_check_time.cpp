@@ -270,15 +270,22 @@ void time_sample(int64_t rows) {
 
 }  // namespace
 
-void time_all() {
+void time_all(const std::string& only) {
   measure_copy();
-  const Pool pool;
-  for (int64_t rows : {1, 4, 16, 4096}) time_dense(pool, rows);
-  for (int64_t rows : {1, 4, 16, 4096}) time_state(rows);
-  for (int64_t rows : {1, 4, 16}) time_qsa(rows, 32768);
-  time_qsa(1, 262144);
-  time_qsa(2048, 16384);
-  for (int64_t rows : {1, 16}) time_sample(rows);
+  const auto wanted = [&](const char* family) { return only.empty() || only == family; };
+  if (wanted("dense")) {
+    const Pool pool;
+    for (int64_t rows : {1, 4, 16, 4096}) time_dense(pool, rows);
+  }
+  if (wanted("state"))
+    for (int64_t rows : {1, 4, 16, 4096}) time_state(rows);
+  if (wanted("qsa")) {
+    for (int64_t rows : {1, 4, 16}) time_qsa(rows, 32768);
+    time_qsa(1, 262144);
+    time_qsa(2048, 16384);
+  }
+  if (wanted("sample"))
+    for (int64_t rows : {1, 16}) time_sample(rows);
 }
 
 }  // namespace fnx::check

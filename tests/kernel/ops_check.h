@@ -175,6 +175,6 @@ void check_dense(Backend& cpu);
 void check_state(Backend& cpu);
 void check_qsa(Backend& cpu);
 void check_sample(Backend& cpu);
-void time_all();
+void time_all(const std::string& only);  // a family as above, or all when empty
 
 }  // namespace fnx::check
