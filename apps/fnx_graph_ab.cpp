@@ -202,7 +202,7 @@ class GraphAb {
                                           {"replays", c.replays},
                                           {"eager", c.eager},
                                           {"failed", c.failed},
-                                          {"bytes", c.bytes}};
+                                          {"graph_bytes", c.bytes}};
     }
     if (different > 0) {
       run_.print(fmt::format("{:<14}the arms differ in {} rounds; no times\n", name, different));

@@ -21,7 +21,7 @@ namespace {
 struct Options {
   ModelOptions model;
   std::string lengths = "512-4096*2", chunks = "64-1024*4", format = "table";
-  int repeat = 3;
+  int repeat = 4;
   std::vector<std::string> gates;
   bool dry_run = false;
 
@@ -149,23 +149,21 @@ class Sweep {
 
   void record(const Cell& cell, const std::vector<Sample>& samples) {
     Receipt& receipt = run_.receipt();
-    std::vector<double> cold, warm, rss, device;
-    for (const Sample& s : samples) {
-      (s.cold ? cold : warm).push_back(s.ttft_ns);
-      rss.push_back(static_cast<double>(s.peak_rss_bytes));
-      device.push_back(static_cast<double>(s.device_bytes));
-    }
+    std::vector<double> cold, warm;
+    for (const Sample& s : samples) (s.cold ? cold : warm).push_back(s.ttft_ns);
+    const auto rss = static_cast<double>(samples.back().peak_rss_bytes);
+    const auto device = static_cast<double>(samples.back().device_bytes);
     receipt.add_series(cell.name() + "/ttft_ns", "ns", "cold", cold);
     receipt.add_series(cell.name() + "/ttft_ns", "ns", "warm", warm);
-    receipt.add_series(cell.name() + "/peak_rss_bytes", "bytes", "warm", rss);
-    receipt.add_series(cell.name() + "/device_bytes", "bytes", "warm", device);
+    receipt.add_series(cell.name() + "/peak_rss_bytes", "bytes", "warm", {rss});
+    receipt.add_series(cell.name() + "/device_bytes", "bytes", "warm", {device});
     const double rate = static_cast<double>(cell.length) / median(warm) * 1e9;
     figures_.push_back({cell.name() + "/rows_per_s", "rows/s", rate, ""});
     figures_.push_back({cell.name() + "/ttft_ns", "ns", median(warm), ""});
     const double mib = 1 << 20;
     if (o_.format == "table")
       run_.print(fmt::format("{:>9}{:>8}{:>13.3f}{:>13.3f}{:>12.1f}{:>12.0f}{:>12.0f}  {}\n", cell.length, cell.chunk,
-                             cold.front() / 1e6, median(warm) / 1e6, rate, rss.back() / mib, device.back() / mib,
+                             cold.front() / 1e6, median(warm) / 1e6, rate, rss / mib, device / mib,
                              samples.front().hash));
     results_.emplace_back(cell, samples);
   }

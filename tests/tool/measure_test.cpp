@@ -66,7 +66,7 @@ TEST_CASE("prefill-sweep: a limit that is missed ends with exit code 1, and a dr
   CHECK(named(receipt["gates"], "tokens16/chunk8/rows_per_s")["outcome"] == "fail");
   const RunResult dry = tool("fnx-prefill-sweep", {"--lengths", "16", "--chunk-rows", "8,16,32", "--dry-run"});
   CHECK(dry.exit_code == 0);
-  CHECK(dry.out.find("2 cells, 128 prompt rows\n") != std::string::npos);
+  CHECK(dry.out.find("2 cells, 160 prompt rows\n") != std::string::npos);
   CHECK(read_receipt(dry, "fnx-prefill-sweep")["measurements"].empty());
   CHECK(tool("fnx-prefill-sweep", {"--lengths", "9000"}).exit_code == 2);
   CHECK(tool("fnx-prefill-sweep", {"--lengths", "16", "--chunk-rows", "0"}).exit_code == 2);
