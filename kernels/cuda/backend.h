@@ -48,8 +48,8 @@ class BackendStream : public Stream {
     return static_cast<T*>(area(which, static_cast<size_t>(count) * sizeof(T)));
   }
   size_t area_bytes(Area which) const { return areas_[static_cast<size_t>(which)].bytes(); }
-  // False while reserve() measures: the operation ends there.
-  bool running() const { return !measuring_; }
+  // False while reserve() measures and in a plan: the operation ends there.
+  bool running() const { return !measuring_ && !memory_->plan(); }
   void reserve(const std::function<void()>& calls);
 
  private:
