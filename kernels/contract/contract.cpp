@@ -165,6 +165,18 @@ const std::vector<std::string>& launch_functions() {
   return names;
 }
 
+const std::vector<std::pair<std::string, std::string>>& launch_parts() {
+  static const std::vector<std::pair<std::string, std::string>> parts = {{"exl3_linear_few", "exl3_linear"},
+                                                                         {"exl3_experts_few", "exl3_experts"},
+                                                                         {"gdn_conv", "gdn"},
+                                                                         {"gdn_recurrence", "gdn"},
+                                                                         {"gdn_norm", "gdn"},
+                                                                         {"hc_down", "hc_mix"},
+                                                                         {"hc_up", "hc_mix"},
+                                                                         {"qsa_scores", "qsa_select"}};
+  return parts;
+}
+
 bool selected(const Options& options, const std::string& id) {
   return options.filters.empty() || std::any_of(options.filters.begin(), options.filters.end(),
                                                 [&](const std::string& f) { return id.find(f) != std::string::npos; });
