@@ -158,11 +158,23 @@ const KernelList& registry() {
 
 const std::vector<std::string>& launch_functions() {
   static const std::vector<std::string> names = {
-      "exl3_linear",  "exl3_linear_many", "exl3_rotate",  "exl3_decode", "exl3_experts", "exl3_experts_many",
-      "router",       "swiglu",           "combine",      "embed",       "add",          "move_rows",
-      "grouped_norm", "plain_linear",     "hc_mix",       "hc_inject",   "gdn",          "qsa_write",
-      "qsa_select",   "qsa_attend",       "ngram_decode", "ple_mix",     "sample"};
+      "exl3_linear",  "exl3_linear_many", "exl3_rotate",       "exl3_decode",  "exl3_experts", "exl3_experts_many",
+      "router",       "swiglu",           "combine",           "embed",        "add",          "move_rows",
+      "grouped_norm", "plain_linear",     "plain_linear_pair", "hc_mix",       "hc_inject",    "gdn",
+      "qsa_write",    "qsa_select",       "qsa_attend",        "ngram_decode", "ple_mix",      "sample"};
   return names;
+}
+
+const std::vector<std::pair<std::string, std::string>>& launch_parts() {
+  static const std::vector<std::pair<std::string, std::string>> parts = {{"exl3_linear_few", "exl3_linear"},
+                                                                         {"exl3_experts_few", "exl3_experts"},
+                                                                         {"gdn_conv", "gdn"},
+                                                                         {"gdn_recurrence", "gdn"},
+                                                                         {"gdn_norm", "gdn"},
+                                                                         {"hc_down", "hc_mix"},
+                                                                         {"hc_up", "hc_mix"},
+                                                                         {"qsa_scores", "qsa_select"}};
+  return parts;
 }
 
 bool selected(const Options& options, const std::string& id) {

@@ -13,6 +13,8 @@ namespace fnx::contract {
 const KernelList& registry();
 // Launch functions of kernels/cuda that need a record; those without one are limit problems.
 const std::vector<std::string>& launch_functions();
+// Launch functions that another's record covers, which launches the same kernels: part and whole.
+const std::vector<std::pair<std::string, std::string>>& launch_parts();
 
 struct Options {
   std::vector<std::string> filters;  // parts of kernel ids; empty: all

@@ -37,10 +37,10 @@ struct Probabilities {
 // Wrong ids: not distinct, passing over an expert that is better by more than rounding explains, or over an equal logit
 // of a lower id. A row that is not sound takes the lowest ids.
 std::string router_choices(const Problem& given, const Problem& done) {
-  const int64_t experts = given.number("experts"), k = given.number("k");
+  const int64_t experts = given.number("experts"), k = given.number("k"), columns = given["ids"].shape[1];
   for (int64_t r = 0; r < given.rows; ++r) {
     const float* x = given["logits"].as<float>() + r * experts;
-    const int32_t* ids = done["ids"].as<int32_t>() + r * k;
+    const int32_t* ids = done["ids"].as<int32_t>() + r * columns;
     const Probabilities probabilities(x, experts);
     std::vector<uint8_t> taken(static_cast<size_t>(experts), 0);
     for (int64_t j = 0; j < k; ++j) {
@@ -62,11 +62,11 @@ std::string router_choices(const Problem& given, const Problem& done) {
 }
 
 std::vector<Expectation> router_expect(const Problem& given, const Problem& done) {
-  const int64_t experts = given.number("experts"), k = given.number("k");
+  const int64_t experts = given.number("experts"), k = given.number("k"), columns = given["ids"].shape[1];
   Expectation ids{"ids", {}, {}}, weights{"weights", {}, {}};
   for (int64_t r = 0; r < given.rows; ++r) {
     const Probabilities probabilities(given["logits"].as<float>() + r * experts, experts);
-    const int32_t* chosen = done["ids"].as<int32_t>() + r * k;
+    const int32_t* chosen = done["ids"].as<int32_t>() + r * columns;
     double sum = 0, error = 0;
     const auto p = [&](int64_t j) {
       const int32_t id = chosen[j];
@@ -83,6 +83,7 @@ std::vector<Expectation> router_expect(const Problem& given, const Problem& done
       else
         weights.push({p(j).value, p(j).error});
     }
+    if (columns > k) ids.push({static_cast<double>(experts), 0});
   }
   return {ids, weights};
 }
@@ -90,7 +91,7 @@ std::vector<Expectation> router_expect(const Problem& given, const Problem& done
 enum class RouterFault : uint8_t { None, HigherIdOnTies, NotRenormalised, Ascending };
 
 void router_host(Problem& p, RouterFault fault) {
-  const int64_t experts = p.number("experts"), k = p.number("k");
+  const int64_t experts = p.number("experts"), k = p.number("k"), columns = p["ids"].shape[1];
   for (int64_t r = 0; r < p.rows; ++r) {
     const float* x = p["logits"].as<float>() + r * experts;
     const float highest = *std::max_element(x, x + experts);
@@ -117,10 +118,11 @@ void router_host(Problem& p, RouterFault fault) {
     for (int64_t j = 0; j < k; ++j) {
       const int32_t id = order[static_cast<size_t>(j)];
       const float w = e[static_cast<size_t>(id)];
-      p["ids"].as<int32_t>()[r * k + j] = id;
+      p["ids"].as<int32_t>()[r * columns + j] = id;
       p["weights"].as<float>()[r * k + j] =
           p.number("normalise") != 0 && fault != RouterFault::NotRenormalised ? w / sum : w;
     }
+    if (columns > k) p["ids"].as<int32_t>()[r * columns + k] = static_cast<int32_t>(experts);
   }
 }
 
@@ -132,19 +134,20 @@ std::unique_ptr<Kernel> router_entry() {
               "1 <= k <= experts <= 1024, k at most 32, any rows",
               "a block of 32 threads a row",
               {{"logits", "F32", "[rows, experts]", 4, "read"},
-               {"ids", "I32", "[rows, k]", 4, "written"},
+               {"ids", "I32", "[rows, k], or [rows, k + 1], the last being experts", 4, "written"},
                {"weights", "F32", "[rows, k]", 4, "written"}},
               "none",
               "a row depends on its logits",
               "exponentials: a lane adds every 32nd ascending, then a butterfly; weights in slot order",
               "none",
               "a row with a logit that is NaN or inf takes the lowest ids and NaN weights"};
-  const auto shape = [](int64_t experts, int64_t k, bool normalise) {
-    return Shape{std::to_string(experts) + " experts, " + std::to_string(k) + (normalise ? " renormalised" : ""),
-                 {{"experts", experts}, {"k", k}, {"normalise", normalise}}};
+  const auto shape = [](int64_t experts, int64_t k, bool normalise, bool one_more) {
+    return Shape{std::to_string(experts) + " experts, " + std::to_string(k) + (one_more ? " and one more" : "") +
+                     (normalise ? " renormalised" : ""),
+                 {{"experts", experts}, {"k", k}, {"normalise", normalise}, {"one_more", one_more}}};
   };
-  e.host_shapes = {shape(32, 4, true), shape(100, 32, false)};
-  e.more_device_shapes = {shape(512, 10, true), shape(1024, 32, true), shape(1, 1, true)};
+  e.host_shapes = {shape(32, 4, true, false), shape(100, 32, false, true)};
+  e.more_device_shapes = {shape(512, 10, true, true), shape(1024, 32, true, false), shape(1, 1, true, false)};
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const int64_t experts = p.number("experts");
@@ -152,7 +155,7 @@ std::unique_ptr<Kernel> router_entry() {
     fill(x, rows, experts, kind, {-30, 5}, Random(seed, 1), 3);
     // Ties in every row.
     for (int64_t r = 0; r < rows && experts >= 4; ++r) x[r * experts + experts - 1] = x[r * experts + experts / 2];
-    p.add("ids", DType::I32, Role::Out, true, {rows, p.number("k")});
+    p.add("ids", DType::I32, Role::Out, true, {rows, p.number("k") + p.number("one_more")});
     p.add("weights", DType::F32, Role::Out, true, {rows, p.number("k")});
     return p;
   };
@@ -180,7 +183,7 @@ std::unique_ptr<Kernel> router_entry() {
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::router({d.get<float>("logits"), d.get<int32_t>("ids"), d.get<float>("weights"), p.rows, p.number("experts"),
-                  p.number("k"), p.number("normalise") != 0},
+                  p.number("k"), p.number("normalise") != 0, p.number("one_more") != 0},
                  d.stream());
   };
 #endif
@@ -244,16 +247,22 @@ std::unique_ptr<Kernel> swiglu_entry() {
 
 enum class CombineFault : uint8_t { None, Descending, SharedFirst, SharedSkipped };
 
-void combine_host(Problem& p, CombineFault fault) {
+// The shared expert's row r: an operand of its own, or the last of the row's slots.
+const float* shared_row(const Problem& p, int64_t r) {
   const int64_t k = p.number("k"), hidden = p.number("hidden");
+  return p.has("shared") ? p["shared"].as<float>() + r * hidden : p["slots"].as<float>() + (r * (k + 1) + k) * hidden;
+}
+
+void combine_host(Problem& p, CombineFault fault) {
+  const int64_t k = p.number("k"), hidden = p.number("hidden"), columns = p["slots"].shape[1];
   for (int64_t r = 0; r < p.rows; ++r)
     for (int64_t h = 0; h < hidden; ++h) {
-      const float gate = sigmoid_value(p["shared_gate"].as<float>()[r]),
-                  shared = p["shared"].as<float>()[r * hidden + h];
+      const float gate = sigmoid_value(p["shared_gate"].as<float>()[r]), shared = shared_row(p, r)[h];
       float sum = fault == CombineFault::SharedFirst ? std::fma(gate, shared, 0.0f) : 0.0f;
       for (int64_t i = 0; i < k; ++i) {
-        const int64_t j = r * k + (fault == CombineFault::Descending ? k - 1 - i : i);
-        sum = std::fma(p["weights"].as<float>()[j], p["slots"].as<float>()[j * hidden + h], sum);
+        const int64_t j = fault == CombineFault::Descending ? k - 1 - i : i;
+        sum =
+            std::fma(p["weights"].as<float>()[r * k + j], p["slots"].as<float>()[(r * columns + j) * hidden + h], sum);
       }
       if (fault == CombineFault::None || fault == CombineFault::Descending) sum = std::fma(gate, shared, sum);
       p["y"].as<float>()[r * hidden + h] = sum;
@@ -269,7 +278,7 @@ std::unique_ptr<Kernel> combine_entry() {
               "ceil(rows * hidden / 512) blocks of 128 threads",
               {{"slots", "F32", "[rows, k, hidden]", 16, "read"},
                {"weights", "F32", "[rows, k]", 4, "read"},
-               {"shared", "F32", "[rows, hidden]", 16, "read"},
+               {"shared", "F32", "[rows, hidden], or the last of k + 1 slots", 16, "read"},
                {"shared_gate", "F32", "[rows]", 4, "read"},
                {"y", "F32", "[rows, hidden]", 16, "written"}},
               "none",
@@ -277,42 +286,49 @@ std::unique_ptr<Kernel> combine_entry() {
               "one fma chain from 0 over slots ascending, the shared expert last",
               "none",
               "none beyond fp32"};
-  e.host_shapes = {{"hidden 132, 4 slots", {{"hidden", 132}, {"k", 4}}}};
-  e.more_device_shapes = {{"hidden 2560, 10 slots", {{"hidden", 2560}, {"k", 10}}},
-                          {"hidden 4, 1 slot", {{"hidden", 4}, {"k", 1}}}};
+  const auto shape = [](int64_t hidden, int64_t k, bool one_more) {
+    return Shape{
+        "hidden " + std::to_string(hidden) + ", " + std::to_string(k) + (one_more ? " slots and one more" : " slots"),
+        {{"hidden", hidden}, {"k", k}, {"one_more", one_more}}};
+  };
+  e.host_shapes = {shape(132, 4, false), shape(132, 4, true)};
+  e.more_device_shapes = {shape(2560, 10, false), shape(2560, 10, true), shape(4, 1, false)};
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
-    const int64_t k = p.number("k"), hidden = p.number("hidden");
+    const int64_t k = p.number("k"), hidden = p.number("hidden"), columns = k + p.number("one_more");
     const bool directed = kind == Kind::Directed;
-    float* slots = p.add("slots", DType::F32, Role::In, true, {rows, k, hidden}).as<float>();
-    fill(slots, rows * k, hidden, kind, {}, Random(seed, 1));
+    float* slots = p.add("slots", DType::F32, Role::In, true, {rows, columns, hidden}).as<float>();
+    fill(slots, rows * columns, hidden, kind, {}, Random(seed, 1));
     Random random(seed, 2);
     float* weights = p.add("weights", DType::F32, Role::In, true, {rows, k}).as<float>();
     for (int64_t i = 0; i < rows * k; ++i) weights[i] = directed ? 1.0f : static_cast<float>(random.uniform());
-    float* shared = p.add("shared", DType::F32, Role::In, true, {rows, hidden}).as<float>();
-    fill(shared, rows, hidden, kind == Kind::NonFinite || directed ? Kind::Normal : kind, {}, random);
+    if (columns == k)
+      fill(p.add("shared", DType::F32, Role::In, true, {rows, hidden}).as<float>(), rows, hidden,
+           kind == Kind::NonFinite || directed ? Kind::Normal : kind, {}, random);
     fill(p.add("shared_gate", DType::F32, Role::In, true, {rows}).as<float>(), 1, rows, Kind::Normal, {}, random);
     if (directed) {
       // The same large, 1, -large in consecutive slots of every column; a gate of 0 makes sigmoid exactly 1/2.
       std::fill_n(p["shared_gate"].as<float>(), rows, 0.0f);
       const float pattern[] = {0x1p24f, 1.0f, -0x1p24f};
       for (int64_t r = 0; r < rows; ++r)
-        for (int64_t j = 0; j < k; ++j) std::fill_n(slots + (r * k + j) * hidden, hidden, pattern[(j + r) % 3]);
+        for (int64_t j = 0; j < columns; ++j)
+          std::fill_n(slots + (r * columns + j) * hidden, hidden, pattern[(j + r) % 3]);
     } else if (kind == Kind::NonFinite) {
       // One clean row in three: the slots of a row are filled as rows of their own.
-      for (int64_t r = 0; r < rows; r += 3) fill(slots + r * k * hidden, k, hidden, Kind::Normal, {}, Random(seed, 3));
+      for (int64_t r = 0; r < rows; r += 3)
+        fill(slots + r * columns * hidden, columns, hidden, Kind::Normal, {}, Random(seed, 3));
     }
     p.add("y", DType::F32, Role::Out, true, {rows, hidden});
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
-    const int64_t k = given.number("k"), hidden = given.number("hidden");
+    const int64_t k = given.number("k"), hidden = given.number("hidden"), columns = given["slots"].shape[1];
     return std::vector<Expectation>{expect_elements(given["y"], [&](int64_t i) {
       const int64_t r = i / hidden;
-      const double shared = given["shared"].at(i) / (1.0 + std::exp(-given["shared_gate"].at(r)));
+      const double shared = shared_row(given, r)[i % hidden] / (1.0 + std::exp(-given["shared_gate"].at(r)));
       double sum = shared, magnitude = std::abs(shared);
-      for (int64_t j = r * k; j < (r + 1) * k; ++j) {
-        const double term = given["weights"].at(j) * given["slots"].at(j * hidden + i % hidden);
+      for (int64_t j = 0; j < k; ++j) {
+        const double term = given["weights"].at(r * k + j) * given["slots"].at((r * columns + j) * hidden + i % hidden);
         sum += term;
         magnitude += std::abs(term);
       }
@@ -328,8 +344,8 @@ std::unique_ptr<Kernel> combine_entry() {
   e.host = [](Problem& p) { combine_host(p, CombineFault::None); };
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
-    backend->combine(*backend->make_stream(), p["slots"].view(), p["weights"].view(), p["shared"].view(),
-                     p["shared_gate"].view(), p["y"].view());
+    backend->combine(*backend->make_stream(), p["slots"].view(), p["weights"].view(),
+                     p.has("shared") ? p["shared"].view() : View{}, p["shared_gate"].view(), p["y"].view());
   };
   e.exact_kinds = {Kind::Directed};
   e.refusals = {{"hidden of 130", set_number("hidden", 130)},
@@ -350,7 +366,7 @@ std::unique_ptr<Kernel> combine_entry() {
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::combine({d.get<float>("slots"), d.get<float>("weights"), d.get<float>("shared"), d.get<float>("shared_gate"),
-                   d.get<float>("y"), p.rows, p.number("k"), p.number("hidden")},
+                   d.get<float>("y"), p.rows, p.number("k"), p.number("hidden"), p.number("one_more") != 0},
                   d.stream());
   };
 #endif

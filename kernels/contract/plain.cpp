@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "kernels/contract/entry.h"
 #include "kernels/contract/families.h"
@@ -84,6 +85,27 @@ LinearSource plain_source(Operand& w, int64_t in, int64_t out) {
   return s;
 }
 
+// y = W x + bias of every row.
+Expectation plain_expect(const Problem& given, const char* weights, const char* bias, const char* y) {
+  const Operand& w = given[weights];
+  const int64_t out = w.shape[0], in = w.shape[1];
+  const bool tensor = tensor_path(w.dtype, in);
+  Expectation e{y, {}, {}};
+  for (int64_t r = 0; r < given.rows; ++r) {
+    const std::vector<Bounded> x = exact_row(given["x"], r);
+    const bool finite = std::all_of(x.begin(), x.end(), [](const Bounded& b) { return std::isfinite(b.value); });
+    for (int64_t n = 0; n < out; ++n) {
+      Bounded b = product(w, n, x.data(), in, tensor);
+      if (given.has(bias)) b.value += given[bias].at(n);
+      b.error += kUnit * (std::abs(b.value) + b.error);
+      // The low part of an inf is a NaN.
+      if (tensor && !finite) b.value = std::nan("");
+      e.push(b);
+    }
+  }
+  return e;
+}
+
 std::unique_ptr<Kernel> plain_entry() {
   Entry e;
   e.record = {
@@ -127,22 +149,7 @@ std::unique_ptr<Kernel> plain_entry() {
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
-    const int64_t in = given.number("in"), out = given.number("out");
-    const bool tensor = tensor_path(given["w"].dtype, in);
-    Expectation y{"y", {}, {}};
-    for (int64_t r = 0; r < given.rows; ++r) {
-      const std::vector<Bounded> x = exact_row(given["x"], r);
-      const bool finite = std::all_of(x.begin(), x.end(), [](const Bounded& b) { return std::isfinite(b.value); });
-      for (int64_t n = 0; n < out; ++n) {
-        Bounded b = product(given["w"], n, x.data(), in, tensor);
-        if (given.has("bias")) b.value += given["bias"].at(n);
-        b.error += kUnit * (std::abs(b.value) + b.error);
-        // The low part of an inf is a NaN.
-        if (tensor && !finite) b.value = std::nan("");
-        y.push(b);
-      }
-    }
-    return std::vector<Expectation>{y};
+    return std::vector<Expectation>{plain_expect(given, "w", "bias", "y")};
   };
   e.domain = [](const Problem& p) {
     require_range("in", p.number("in"), 1, INT32_MAX);
@@ -185,6 +192,95 @@ std::unique_ptr<Kernel> plain_entry() {
           d.workspace("counters", static_cast<size_t>(cuda::plain_counters(l.in, l.out)) * sizeof(uint32_t)));
     }
     cuda::plain_linear(l, d.stream());
+  };
+#endif
+  return make_kernel(std::move(e));
+}
+
+// ---------------------------------------------------------------------------------------------------- pairs
+
+enum class PairFault : uint8_t { None, SecondDescending, FirstTwice };
+
+void pair_host(Problem& p, PairFault fault) {
+  const int64_t in = p.number("in");
+  for (int64_t r = 0; r < p.rows; ++r)
+    for (const bool second : {false, true}) {
+      const Operand& w = p[second && fault != PairFault::FirstTwice ? "w_b" : "w_a"];
+      const int64_t out = p.number(second ? "out_b" : "out_a");
+      for (int64_t n = 0; n < out; ++n)
+        p[second ? "y_b" : "y_a"].as<float>()[r * out + n] =
+            host_product(w, n % w.shape[0], p["x"].as<float>() + r * in, in, true,
+                         second && fault == PairFault::SecondDescending && p.rows > 16);
+    }
+}
+
+std::unique_ptr<Kernel> pair_entry() {
+  Entry e;
+  e.record = {"plain_linear_pair",
+              "linear",
+              {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0}, {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0}},
+              "two F16 weights of one in, a multiple of 8, over the same rows",
+              "as plain_linear on tensor cores, the second's tiles after the first's",
+              {{"x", "F32", "[rows, in]", 16, "read"},
+               {"w_a", "F16", "[out_a, in]", 16, "read"},
+               {"w_b", "F16", "[out_b, in]", 16, "read"},
+               {"y_a", "F32", "[rows, out_a]", 4, "written"},
+               {"y_b", "F32", "[rows, out_b]", 4, "written"}},
+              "none",
+              "a row depends on that row of x",
+              "as plain_linear, both by the plan of the first",
+              "x as a sum of two fp16 numbers",
+              "|x| below 65504"};
+  const auto shape = [](int64_t in, int64_t out_a, int64_t out_b) {
+    return Shape{"[" + std::to_string(out_a) + " and " + std::to_string(out_b) + ", " + std::to_string(in) + "]",
+                 {{"in", in}, {"out_a", out_a}, {"out_b", out_b}}};
+  };
+  e.host_shapes = {shape(264, 19, 5), shape(40, 16, 16)};
+  e.more_device_shapes = {shape(2560, 512, 1), shape(2560, 48, 48)};
+  e.bit_rows = 150;
+  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
+    Problem p{rows, shape.numbers, {}};
+    const int64_t in = p.number("in");
+    Random random(seed, 1);
+    fill(p.add("x", DType::F32, Role::In, true, {rows, in}).as<float>(), rows, in, kind, {-30, 14}, Random(seed, 2), 1);
+    for (const auto& [w, y, out] : {std::tuple{"w_a", "y_a", "out_a"}, {"w_b", "y_b", "out_b"}}) {
+      fill_weights(p.add(w, DType::F16, Role::In, false, {p.number(out), in}), random);
+      p.add(y, DType::F32, Role::Out, true, {rows, p.number(out)});
+    }
+    return p;
+  };
+  e.expect = [](const Problem& given, const Problem&) {
+    return std::vector<Expectation>{plain_expect(given, "w_a", "", "y_a"), plain_expect(given, "w_b", "", "y_b")};
+  };
+  e.domain = [](const Problem& p) {
+    require_range("in", p.number("in"), 8, INT32_MAX, 8);
+    require_range("out_a", p.number("out_a"), 1, INT32_MAX);
+    require_range("out_b", p.number("out_b"), 1, INT32_MAX);
+  };
+  e.host = [](Problem& p) { pair_host(p, PairFault::None); };
+  e.refusals = {{"in of 260", set_number("in", 260)},
+                {"no outputs of the first", set_number("out_a", 0)},
+                {"no outputs of the second", set_number("out_b", 0)},
+                {"x off by 4 bytes", misalign("x", 4)},
+                {"the second's weights off by 2 bytes", misalign("w_b", 2)}};
+  e.controls = {host_control("second in descending order above 16 rows", 3,
+                             [](Problem& p) { pair_host(p, PairFault::SecondDescending); }),
+                host_control("the first's weights twice", 2, [](Problem& p) { pair_host(p, PairFault::FirstTwice); })};
+#ifdef FNX_HAS_CUDA
+  e.enqueue = [](const Problem& p, DeviceProblem& d) {
+    cuda::PlainLinearParams a;
+    a.weights = d.at("w_a"), a.dtype = DType::F16, a.x = d.get<float>("x"), a.y = d.get<float>("y_a");
+    a.rows = p.rows, a.in = p.number("in"), a.out = p.number("out_a");
+    cuda::PlainLinearParams b = a;
+    b.weights = d.at("w_b"), b.y = d.get<float>("y_b"), b.out = p.number("out_b");
+    if (a.out > 0 && b.out > 0) {
+      a.work.partials = static_cast<float*>(d.workspace(
+          "partials", static_cast<size_t>(cuda::plain_pair_partials(p.rows, a.in, a.out, b.out)) * sizeof(float)));
+      const int64_t counters = cuda::plain_counters(a.in, a.out) + cuda::plain_counters(b.in, b.out);
+      a.work.counters =
+          static_cast<uint32_t*>(d.workspace("counters", static_cast<size_t>(counters) * sizeof(uint32_t)));
+    }
+    cuda::plain_linear_pair(a, b, d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -366,6 +462,7 @@ std::unique_ptr<Kernel> hc_entry() {
 
 void add_plain(KernelList& list) {
   list.push_back(plain_entry());
+  list.push_back(pair_entry());
   list.push_back(hc_entry());
 }
 

@@ -3,7 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <regex>
+#include <set>
 
 #include "kernels/contract/entry_tools.h"
 #include "kernels/contract/exl3_math.h"
@@ -232,6 +236,24 @@ TEST_CASE("contract: directed rows of an EXL3 layer show the order of the splits
     differ += y != other ? 1 : 0;
   }
   CHECK(differ > 4);
+}
+
+TEST_CASE("contract: every launch function of kernels/cuda has a record, or is part of one that has") {
+  const std::regex launch(R"(void ([a-z0-9_]+)\([^;]*stream\);)");
+  std::set<std::string> declared, recorded, known(launch_functions().begin(), launch_functions().end());
+  for (const auto& entry : std::filesystem::directory_iterator(FNX_SOURCE_DIR "/kernels/cuda")) {
+    if (entry.path().extension() != ".h") continue;
+    std::ifstream file(entry.path());
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    for (std::sregex_iterator m(text.begin(), text.end(), launch), end; m != end; ++m) declared.insert((*m)[1]);
+  }
+  for (const auto& kernel : registry()) recorded.insert(kernel->record().id);
+  for (const auto& [part, whole] : launch_parts()) {
+    CHECK(recorded.contains(whole));
+    known.insert(part);
+  }
+  CHECK(recorded == std::set<std::string>(launch_functions().begin(), launch_functions().end()));
+  CHECK(declared == known);
 }
 
 TEST_CASE("contract: every registered record is complete") {
