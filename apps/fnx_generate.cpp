@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
 #include "libcore/cli/prompts.h"
+#include "libcore/cli/routing_options.h"
 #include "libcore/engine/scheduler.h"
 #include "libcore/format/safetensors_writer.h"
 #include "libcore/text/stream_decoder.h"
@@ -19,6 +20,7 @@ namespace {
 struct Options {
   ModelOptions model;
   PromptOptions prompts;
+  RoutingOptions routing;
   int64_t max_tokens = 128, chunk_rows = 256, parallel = 4;
   bool ignore_eos = false;
   SampleParams sampling;
@@ -28,6 +30,7 @@ struct Options {
   void add(CLI::App& app) {
     model.add(app);
     prompts.add(app);
+    routing.add(app);
     app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")
         ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
         ->capture_default_str();
@@ -147,6 +150,7 @@ void generate(const Options& o, ToolRun& run) {
   receipt.set_effective("stop_ids", stops, o.ignore_eos ? "flag" : "config");
   receipt.set_effective("kv_dtype", o.kv_dtype, o.kv_dtype == "fp32" ? "default" : "flag");
 
+  RoutingRecord routing(o.routing, *model.checkpoint, model.config, model.digest);
   EngineOptions eo;
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
   eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
@@ -161,6 +165,7 @@ void generate(const Options& o, ToolRun& run) {
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");
   receipt.set_effective("state_bytes", engine.state().bytes(), "computed");
+  routing.watch(engine);
 
   const bool jsonl = !o.prompts.jsonl.empty() || o.format == "jsonl", ids_only = !tokenizer || o.format == "ids";
   std::vector<Answer> answers(prompts.size());
@@ -216,6 +221,7 @@ void generate(const Options& o, ToolRun& run) {
                       {"prompt_rows", stats.prompt_rows},
                       {"decode_rows", stats.decode_rows},
                       {"selecting_rows", stats.selecting_rows}};
+  routing.finish(run);
   if (!stats.prompt_ns.empty()) receipt.add_series("prompt_forward_ns", "ns", "warm", stats.prompt_ns);
   if (!stats.decode_ns.empty()) receipt.add_series("decode_forward_ns", "ns", "warm", stats.decode_ns);
   if (!stats.first_token_ns.empty()) receipt.add_series("first_token_ns", "ns", "warm", stats.first_token_ns);

@@ -54,6 +54,7 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
   run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
                             bytes, fingerprint(*m.checkpoint, FingerprintKind::Advisory).subject());
+  m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
   m.backend = make_cpu_backend({options.threads, 0});
   run.receipt().set_effective("backend", std::string(m.backend->name()),
                               options.backend == "auto" ? "default: no cuda backend in this build" : "flag");

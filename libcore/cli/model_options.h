@@ -25,6 +25,7 @@ struct ModelOptions {
 struct OpenedModel {
   std::unique_ptr<Checkpoint> checkpoint;
   ModelConfig config;
+  std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
 
   // Throws Input or Unsupported; records the checkpoint and the backend in the receipt.

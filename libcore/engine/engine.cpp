@@ -168,6 +168,7 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   ops.hc_mix(s, layer.mlp_hc.ops, stack, u, inj);
   ops.linear(s, *m.router, u, rows(a_.router));
   ops.router(s, config().normalise_top_k, rows(a_.router), rows(a_.ids), rows(a_.weights));
+  if (routing_) report_routing(layer, rows(a_.ids));
   ops.experts(s, *m.experts, u, rows(a_.ids), rows(a_.slots));
   ops.linear(s, *m.shared_gate, u, rows(a_.shared_gate));
   ops.linear(s, *m.shared_up, u, rows(a_.shared_up));
@@ -176,6 +177,14 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   ops.linear(s, *m.shared_expert_gate, u, rows(a_.shared_expert_gate));
   ops.combine(s, rows(a_.slots), rows(a_.weights), rows(a_.shared), rows(a_.shared_expert_gate), y);
   ops.hc_inject(s, inj, y, stack);
+}
+
+void Engine::report_routing(const Layer& layer, const View& ids) {
+  std::vector<int32_t> host(ids.size());
+  backend_.copy(*stream_, host_view(host.data(), DType::I32, ids.size()).reshape({ids.shape[0], ids.shape[1]}), ids);
+  stream_->synchronize();
+  const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
+  routing_(draft ? config().layers() : &layer - weights_.layers.data(), host);
 }
 
 void Engine::run_ple(const PleLayer& ple, const View& state, const View& stack) {

@@ -28,6 +28,9 @@ class Engine {
   // Called with the stream stack [R, n, H] that enters layer `layer`; layer == layers() is the stack before the mixer.
   using Probe = std::function<void(int64_t layer, const View& stack)>;
 
+  // Called with the router's choice [rows, k] of a layer, slots in order; layer layers() is the draft head.
+  using Routing = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
+
   // `weights` and `backend` outlive the engine; engines may share them, one running at a time.
   Engine(const Weights& weights, Backend& backend, const EngineOptions& options);
 
@@ -40,6 +43,8 @@ class Engine {
   // With a draft head, also absorbs the draft rows whose next token is now known.
   void forward(std::span<const LaneInput> lanes, const Probe& probe = nullptr);
   int64_t rows() const { return batch_.rows; }
+  // Every layer of every later forward waits for the device and reports; null ends that.
+  void on_routing(Routing routing) { routing_ = std::move(routing); }
 
   // Logits of rows of the last forward, in the order asked: F32 [rows.size(), V], valid until the next call.
   View logits(std::span<const int32_t> rows);
@@ -76,6 +81,7 @@ class Engine {
   View make(DType dtype, std::initializer_list<int64_t> dims);
   Batch upload_batch(std::vector<Lane>& lanes, std::span<const int32_t> tokens);
   void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
+  void report_routing(const Layer& layer, const View& ids);
   void run_ple(const PleLayer& ple, const View& state, const View& stack);
   void absorb_drafts(std::span<const LaneInput> lanes, std::span<const Lane> trunk);
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
@@ -87,6 +93,7 @@ class Engine {
   EngineOptions options_;
   std::unique_ptr<Stream> stream_;
   StatePool state_;
+  Routing routing_;
   std::vector<Buffer> buffers_;
   Activations a_;
   std::vector<Lane> lanes_;

@@ -226,10 +226,7 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   Weights w;
   w.config = config;
   Loader load(source, backend, options, w);
-  // Text-only conversions leave out the middle name.
-  const bool nested =
-      source.find("model.language_model.embed_tokens.weight") || !source.find("model.embed_tokens.weight");
-  const std::string root = nested ? "model.language_model" : "model";
+  const std::string root = text_root(source);
   const bool draft = options.draft_head && config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden");
   const int64_t total = config.layers() + (draft ? 2 : 1);
   const auto done = [&](int64_t n) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "libcore/format/tensor_source.h"
+
 namespace fnx {
 namespace {
 
@@ -96,6 +98,12 @@ bool is_norm_weight(std::string_view name) { return contains(weight_owner(name),
 
 bool is_centred_norm(std::string_view name) {
   return is_norm_weight(name) && !name.ends_with(".linear_attn.norm.weight");
+}
+
+std::string text_root(const TensorSource& source) {
+  const bool nested =
+      source.find("model.language_model.embed_tokens.weight") || !source.find("model.embed_tokens.weight");
+  return nested ? "model.language_model" : "model";
 }
 
 }  // namespace fnx

@@ -7,6 +7,8 @@
 
 namespace fnx {
 
+class TensorSource;
+
 // Parts of a checkpoint, in the order in which they are listed.
 enum class Role : uint8_t {
   Embedding,
@@ -38,5 +40,8 @@ std::string family_name(std::string_view tensor_name);
 // multiplies by 1 + weight.
 bool is_norm_weight(std::string_view tensor_name);
 bool is_centred_norm(std::string_view tensor_name);
+
+// Where the trunk's names begin: "model.language_model", or "model" in text-only conversions.
+std::string text_root(const TensorSource& source);
 
 }  // namespace fnx

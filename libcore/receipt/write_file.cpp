@@ -33,7 +33,7 @@ int write_and_close(int fd, std::string_view bytes) {
 
 }  // namespace
 
-void write_file_atomic(const fs::path& file, std::string_view bytes) {
+void write_file_atomic(const fs::path& file, std::string_view bytes, unsigned mode) {
   static std::atomic<unsigned> counter{0};
   std::error_code ignored;
   // A link is followed, so that the file it names is replaced and the link stays.
@@ -49,7 +49,7 @@ void write_file_atomic(const fs::path& file, std::string_view bytes) {
   const fs::path temporary =
       target.parent_path() /
       ("." + target.filename().string() + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".tmp");
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (fd < 0) fail(file, "cannot be written", errno);
   int error = write_and_close(fd, bytes);
   if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) error = errno;
