@@ -9,6 +9,7 @@
 #include "libcore/cli/tool.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/json_text.h"
+#include "libcore/format/synthetic_source.h"
 
 namespace {
 
@@ -140,6 +141,7 @@ std::string table(const Json& result, bool cached) {
 void run(const Options& options, fnx::ToolRun& tool) {
   std::optional<Reference> reference;
   if (!options.verify.empty()) reference = load_reference(options.verify);
+  fnx::need_folder(options.model);
   const fnx::Checkpoint checkpoint(options.model);
 
   fnx::FingerprintOptions how;

@@ -24,7 +24,7 @@ struct Options {
   int64_t max_tokens = 128, chunk_rows = 256, parallel = 4;
   bool ignore_eos = false;
   SampleParams sampling;
-  std::string kv_dtype = "fp32", logits_file, logits_rows = "last", format = "text";
+  std::string kv_dtype = "auto", logits_file, logits_rows = "last", format = "text";
   bool mtp_logits = false;
 
   void add(CLI::App& app) {
@@ -54,8 +54,8 @@ struct Options {
     app.add_option("--parallel", parallel, "Sequences that run at once")
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
-    app.add_option("--kv-dtype", kv_dtype, "How keys and values are stored")
-        ->check(CLI::IsMember({"fp32", "bf16"}))
+    app.add_option("--kv-dtype", kv_dtype, "How keys and values are stored; auto: bf16 on a GPU, else fp32")
+        ->check(CLI::IsMember({"auto", "fp32", "bf16"}))
         ->capture_default_str();
     app.add_option("--format", format, "How one prompt's answer is printed")
         ->check(CLI::IsMember({"text", "ids", "jsonl"}))
@@ -135,38 +135,42 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
 void generate(const Options& o, ToolRun& run) {
   Receipt& receipt = run.receipt();
   OpenedModel model = OpenedModel::open(o.model, run);
-  const std::filesystem::path folder = model.checkpoint->folder();
   std::optional<Tokenizer> tokenizer;
-  if (std::filesystem::exists(folder / "tokenizer.json")) {
-    tokenizer.emplace(Tokenizer::load(folder));
+  if (!model.folder.empty() && std::filesystem::exists(model.folder / "tokenizer.json")) {
+    tokenizer.emplace(Tokenizer::load(model.folder));
     receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(),
                         make_fingerprint("file", "xxh3-128", tokenizer->fingerprint(), false));
   }
-  const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr);
-  const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : load_stop_ids(folder);
+  const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr,
+                                                   tokenizer ? tokenizer->vocab_limit() : model.config.vocab_size);
+  const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : model.stop_ids();
   const std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
   if (o.mtp_logits && model.config.mtp_layers == 0)
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("stop_ids", stops, o.ignore_eos ? "flag" : "config");
-  receipt.set_effective("kv_dtype", o.kv_dtype, o.kv_dtype == "fp32" ? "default" : "flag");
+  const DType kv_dtype =
+      o.kv_dtype == "auto" ? model.backend->kv_dtype() : (o.kv_dtype == "bf16" ? DType::BF16 : DType::F32);
+  receipt.set_effective("kv_dtype", kv_dtype == DType::BF16 ? "bf16" : "fp32",
+                        o.kv_dtype == "auto" ? "default" : "flag");
 
-  RoutingRecord routing(o.routing, *model.checkpoint, model.config, model.digest);
+  RoutingRecord routing(o.routing, *model.source, model.config, model.digest);
   EngineOptions eo;
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
   eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
-  eo.state.kv_dtype = o.kv_dtype == "bf16" ? DType::BF16 : DType::F32;
+  eo.state.kv_dtype = kv_dtype;
   eo.state.draft_head = o.mtp_logits;
   int64_t longest = 1;
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
   eo.max_rows = parallel * std::min(o.chunk_rows, longest);
+  eo.graphs = o.model.graph == "on", eo.inject_capture_failures = o.model.inject_capture_failure;
   const Weights weights = model.load(o.model, o.mtp_logits, run);
   Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");
   receipt.set_effective("state_bytes", engine.state().bytes(), "computed");
-  routing.watch(engine);
 
+  routing.watch(engine);
   const bool jsonl = !o.prompts.jsonl.empty() || o.format == "jsonl", ids_only = !tokenizer || o.format == "ids";
   std::vector<Answer> answers(prompts.size());
   for (Answer& a : answers)
@@ -222,6 +226,13 @@ void generate(const Options& o, ToolRun& run) {
                       {"decode_rows", stats.decode_rows},
                       {"selecting_rows", stats.selecting_rows}};
   routing.finish(run);
+  if (eo.graphs) {
+    const GraphCounters& g = engine.graph_counters();
+    receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;
+    receipt.evidence["graph_eager"] = g.eager, receipt.evidence["graph_failed"] = g.failed;
+    receipt.evidence["graph_bytes"] = g.bytes;
+  }
+  if (model.backend->device_bytes() > 0) receipt.evidence["device_bytes"] = model.backend->device_bytes();
   if (!stats.prompt_ns.empty()) receipt.add_series("prompt_forward_ns", "ns", "warm", stats.prompt_ns);
   if (!stats.decode_ns.empty()) receipt.add_series("decode_forward_ns", "ns", "warm", stats.decode_ns);
   if (!stats.first_token_ns.empty()) receipt.add_series("first_token_ns", "ns", "warm", stats.first_token_ns);

@@ -8,6 +8,7 @@
 #include "libcore/base/path_text.h"
 #include "libcore/cli/tool.h"
 #include "libcore/format/pack_survey.h"
+#include "libcore/format/synthetic_source.h"
 
 namespace {
 
@@ -162,6 +163,7 @@ void print_tensors(const fnx::Checkpoint& checkpoint, const std::string& format,
 
 void run(const Options& options, fnx::ToolRun& tool) {
   const std::string format = options.json ? "json" : options.format;
+  fnx::need_folder(options.model);
   const fnx::Checkpoint checkpoint(options.model, {.strict = false});
   const PackSurvey survey = fnx::survey_pack(checkpoint);
 

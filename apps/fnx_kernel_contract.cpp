@@ -3,13 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 
 #include "kernels/contract/contract.h"
 #include "kernels/contract/device.h"
 #include "kernels/error.h"
 #include "libcore/cli/build_info.h"
+#include "libcore/cli/qualification.h"
 #include "libcore/cli/tool.h"
 
 using namespace fnx;
@@ -108,29 +107,6 @@ std::string kernel_line(const contract::KernelReport& k) {
   return out;
 }
 
-std::filesystem::path data_folder() {
-  if (const char* xdg = std::getenv("XDG_DATA_HOME"); xdg && *xdg == '/') return std::filesystem::path(xdg) / "fnx";
-  if (const char* home = std::getenv("HOME"); home && *home == '/')
-    return std::filesystem::path(home) / ".local/share/fnx";
-  throw Error(ErrorKind::Output, "neither XDG_DATA_HOME nor HOME names an absolute folder for the qualification file");
-}
-
-// One file an architecture and kernel library; the cuda backend looks for it by name.
-std::string write_qualification(const std::string& summary) {
-  const std::string architecture = contract::device_architecture(), digest = kernel_library_digest();
-  const Json document{{"schema", "fnx.qualification-1"},
-                      {"architecture", architecture},
-                      {"kernel_library_digest", digest},
-                      {"summary", summary}};
-  const std::filesystem::path file =
-      data_folder() / "qualification" / (architecture + "-" + digest.substr(0, 16) + ".json");
-  std::error_code error;
-  std::filesystem::create_directories(file.parent_path(), error);
-  if (error) throw Error(ErrorKind::Output, "cannot make " + file.parent_path().string() + ": " + error.message());
-  write_file_atomic(file, document.dump(2) + "\n");
-  return file.filename().string();
-}
-
 void record(const contract::Options& options, const contract::Report& report, Receipt& receipt) {
   const auto kernels = static_cast<double>(report.kernels.size());
   receipt.result["kernels"] = Json::array();
@@ -198,7 +174,8 @@ void run(const Options& options, ToolRun& tool) {
     return;
   }
   if (options.qualify && report.sound(how))
-    tool.receipt().set_effective("qualification", write_qualification(summary), "--qualify");
+    tool.receipt().set_effective("qualification", write_qualification(contract::device_architecture(), summary),
+                                 "--qualify");
   tool.print(summary + "\n");
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/tool.h"
 #include "libcore/format/json_text.h"
+#include "libcore/format/synthetic_source.h"
 #include "libcore/text/chat.h"
 #include "libcore/text/tokenizer.h"
 #include "libcore/text/utf8.h"
@@ -135,6 +136,7 @@ void tokenize(const Options& options, ToolRun& run) {
   if (!file || (source != "-" && std::filesystem::is_directory(source))) refuse(fmt::format("cannot read {}", source));
   std::istream& in = source == "-" ? std::cin : file;
 
+  need_folder(options.model);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   run.receipt().add_subject("tokenizer", "tokenizer.json", tokenizer.file_bytes(),
                             make_fingerprint("file", "xxh3-128", tokenizer.fingerprint(), false));

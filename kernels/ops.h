@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -63,6 +64,8 @@ struct Lane {
 struct Batch {
   std::span<const Lane> lanes;
   int64_t rows = 0;
+  // No row's position is at or above this; with it, rows and the number of lanes a launch is known, whatever the lanes.
+  int64_t most_positions = 0;
   View lane_table;   // I32 [lanes, 4], as Lane
   View positions;    // I32 [R]
   View block_table;  // I32 [slots, pages a sequence]: page of a sequence's i-th run of page_tokens tokens
@@ -140,6 +143,15 @@ struct SampleParams {
   int64_t position = 0;
 };
 
+// Host memory of `params` as Backend::sample takes it on the cpu backend.
+inline View params_view(std::span<const SampleParams> params) {
+  return {reinterpret_cast<std::byte*>(const_cast<SampleParams*>(params.data())),
+          DType::U8,
+          Space::Host,
+          2,
+          {static_cast<int64_t>(params.size()), sizeof(SampleParams)}};
+}
+
 // ---------------------------------------------------------------------------------------------- the interface
 
 class Stream {
@@ -148,14 +160,43 @@ class Stream {
   virtual void synchronize() = 0;
 };
 
+// A point in a stream's work, set by Backend::record.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // Returns when the work before that point is done; at once when it was never set.
+  virtual void wait() = 0;
+};
+
+// Recorded operations; the memory that they name outlives it.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void launch(Stream&) = 0;
+  virtual uint64_t bytes() const = 0;  // of device memory, as measured
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;
+  // How keys and values are stored unless the user says otherwise: F32 or BF16.
+  virtual DType kv_dtype() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
-  // Zero-filled. Throws Unsupported with the bytes asked and available.
+  virtual std::unique_ptr<Event> make_event() = 0;
+  virtual void record(Stream&, Event&) = 0;
+  // Zero-filled; host memory is such that copies from it run beside the host. Throws Unsupported with the bytes asked
+  // and available.
   virtual Buffer allocate(size_t bytes, Space space) = 0;
+  // Bytes of device memory that are in use: weights, buffers, workspaces.
+  virtual uint64_t device_bytes() const = 0;
+  // Provides the workspaces of the operations that `calls` enqueues on the stream, without running them: operations
+  // do not allocate. Views need shapes and no memory. `calls` may be skipped where nothing needs providing.
+  virtual void reserve(Stream&, const std::function<void()>& calls) = 0;
+  // Records the operations that `calls` enqueues on the stream, without running them. Null where a backend has
+  // nothing to record. Throws Device when that fails, and what `calls` throws; the stream can be used on.
+  virtual std::unique_ptr<Graph> capture(Stream&, const std::function<void()>& calls) = 0;
   virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
   virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) = 0;
 
@@ -163,6 +204,8 @@ class Backend {
   virtual void copy(Stream&, View dst, View src) = 0;
   // dst = 0.
   virtual void clear(Stream&, View dst) = 0;
+  // to[i] = from[ids[i]]; rows of ids below 0 stay. ids I32 [R], rows of a multiple of 4 bytes, from is not to.
+  virtual void gather(Stream&, View ids, View from, View to) = 0;
 
   // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies,
   // H].
@@ -210,8 +253,9 @@ class Backend {
   // [R, n, H], state F32 [slots, (taps - 1) * dilation, n * H], oldest row first.
   virtual void ple_mix(Stream&, const PleWeights&, const Batch&, View key, View value, View state, View stack) = 0;
 
-  // ids[r] = a draw from logits[r, 0 .. valid); params one a row, in host memory. logits [R, V], ids I32 [R].
-  virtual void sample(Stream&, int64_t valid, std::span<const SampleParams> params, View logits, View ids) = 0;
+  // ids[r] = a draw from logits[r, 0 .. valid). params U8 [R, sizeof(SampleParams)], a SampleParams a row; greedy:
+  // every temperature is 0. logits [R, V], ids I32 [R].
+  virtual void sample(Stream&, int64_t valid, bool greedy, View params, View logits, View ids) = 0;
 };
 
 // The reference backend: exact decoded weights, fp32 values, fp64 accumulation in a stated order.
@@ -220,5 +264,13 @@ struct CpuOptions {
   uint64_t decoded_cache_bytes = 0;  // most memory for decoded weights; 0: half of physical memory
 };
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
+
+// A GPU; products on tensor cores from fp16 operands, fp32 sums. Throws Unsupported without CUDA in the build or
+// without such a device. Whether the kernels are qualified for it is the caller's question.
+struct CudaOptions {
+  int device = 0;
+  uint64_t memory_limit = 0;  // most bytes of device memory to use; 0: what is free
+};
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options = {});
 
 }  // namespace fnx

@@ -187,7 +187,8 @@ void add_sample(KernelList& list) {
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
     const std::vector<SampleParams> params = params_of(p);
-    backend->sample(*backend->make_stream(), p.number("valid"), params, p["logits"].view(), p["ids"].view());
+    backend->sample(*backend->make_stream(), p.number("valid"), false, params_view(params), p["logits"].view(),
+                    p["ids"].view());
   };
   e.refusals = {{"no valid ids", set_number("valid", 0)}, {"more valid ids than 320", set_number("valid", 321)}};
   const auto inside = [](const char* name, Fault fault) {

@@ -9,6 +9,11 @@
 
 namespace fnx::cpu {
 
+// Operations are done when they return.
+struct CpuEvent : Event {
+  void wait() override {}
+};
+
 // Intermediate rows of one operation; grows to the largest request and is reused.
 struct CpuStream : Stream {
   void synchronize() override {}
@@ -67,12 +72,19 @@ class CpuBackend : public Backend {
   explicit CpuBackend(const CpuOptions& options);
 
   std::string_view name() const override { return "cpu"; }
+  DType kv_dtype() const override { return DType::F32; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
+  void record(Stream&, Event&) override {}
   Buffer allocate(size_t bytes, Space space) override;
+  uint64_t device_bytes() const override { return 0; }
+  void reserve(Stream&, const std::function<void()>&) override {}
+  std::unique_ptr<Graph> capture(Stream&, const std::function<void()>&) override { return nullptr; }
   std::unique_ptr<Linear> load_linear(LinearSource source) override;
   std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override;
   void copy(Stream&, View dst, View src) override;
   void clear(Stream&, View dst) override;
+  void gather(Stream&, View ids, View from, View to) override;
   void embed(Stream&, View tokens, View table, View out) override;
   void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) override;
   void linear(Stream&, const Linear&, View x, View y) override;
@@ -90,7 +102,7 @@ class CpuBackend : public Backend {
   void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) override;
   void ngram_decode(Stream&, int bits, View packed, View bias, View out) override;
   void ple_mix(Stream&, const PleWeights&, const Batch&, View key, View value, View state, View stack) override;
-  void sample(Stream&, int64_t valid, std::span<const SampleParams> params, View logits, View ids) override;
+  void sample(Stream&, int64_t valid, bool greedy, View params, View logits, View ids) override;
 
  private:
   // fn(i) for every i: on the pool when the whole is worth waking it.

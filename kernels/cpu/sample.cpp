@@ -50,10 +50,11 @@ int32_t sample_row(const float* logits, int64_t valid, const SampleParams& p) {
 
 }  // namespace
 
-void CpuBackend::sample(Stream&, int64_t valid, std::span<const SampleParams> params, View logits, View ids) {
+void CpuBackend::sample(Stream&, int64_t valid, bool, View params, View logits, View ids) {
   const int64_t vocab = logits.shape[1];
+  const auto* rows = reinterpret_cast<const SampleParams*>(params.data);
   each(logits.shape[0], vocab * 4,
-       [&](int64_t r) { ids.as<int32_t>()[r] = sample_row(logits.as<float>() + r * vocab, valid, params[r]); });
+       [&](int64_t r) { ids.as<int32_t>()[r] = sample_row(logits.as<float>() + r * vocab, valid, rows[r]); });
 }
 
 }  // namespace fnx::cpu

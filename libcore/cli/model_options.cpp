@@ -3,15 +3,20 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <filesystem>
 
+#include "kernels/devices.h"
 #include "kernels/error.h"
+#include "libcore/base/path_text.h"
+#include "libcore/cli/qualification.h"
 #include "libcore/format/fingerprint.h"
+#include "libcore/format/synthetic_source.h"
 
 namespace fnx {
 
 void ModelOptions::add(CLI::App& app) {
-  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp)")->required()->type_name("DIR");
+  app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
+      ->required()
+      ->type_name("DIR");
   app.add_option("--backend", backend, "Where the model runs")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
@@ -21,9 +26,14 @@ void ModelOptions::add(CLI::App& app) {
   app.add_option("--device", device, "Number of the GPU; the cpu backend has none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--vram-limit", vram_limit, "Most device memory to use, as 16GiB; without it, what is free")
+      ->type_name("BYTES");
   app.add_option("--tp", tp, "Ranks that share the experts")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--graph", graph, "Replay recorded launches")
       ->check(CLI::IsMember({"off", "on"}))
+      ->capture_default_str();
+  app.add_option("--inject-capture-failure", inject_capture_failure, "Let the first N recordings fail, for tests")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--draft", draft, "Tokens to draft a round: auto, off or a number")->capture_default_str();
   app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
@@ -33,31 +43,68 @@ namespace {
 // What the common flags may ask for and this build does not have.
 void refuse_unsupported(const ModelOptions& o) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
-  if (o.backend == "cuda") refuse("--backend cuda: this build has no cuda backend; use --backend cpu");
   if (o.tp != 1) refuse(fmt::format("--tp {}: this build runs one rank; use --tp 1", o.tp));
-  if (o.graph == "on") refuse("--graph on: the cpu backend records no launches; use --graph off");
   if (o.draft == "auto" || o.draft == "off" || o.draft == "0") return;
   if (o.draft.find_first_not_of("0123456789") == std::string::npos && !o.draft.empty())
     refuse(fmt::format("--draft {}: this build does not draft; use --draft off", o.draft));
   throw Error(ErrorKind::Usage, fmt::format("--draft {}: give auto, off or a number", o.draft));
+}
+
+// The tensors, the config and the receipt's subject.
+void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
+  if (is_synthetic(model)) {
+    auto source = std::make_unique<SyntheticSource>(SyntheticSpec::parse(model));
+    m.config = ModelConfig::parse(source->config_json());
+    m.synthetic_stops = source->stop_ids();
+    receipt.add_subject("checkpoint", source->spec().text(), source->bytes(), source->fingerprint());
+    receipt.add_not_run("text", "the weights are made up: speed and bits mean something, words do not");
+    m.source = std::move(source);
+    return;
+  }
+  auto checkpoint = std::make_unique<Checkpoint>(model);
+  m.folder = checkpoint->folder();
+  m.config = ModelConfig::load(m.folder / "config.json");
+  uint64_t bytes = 0;
+  for (const SourceFile& f : checkpoint->files()) bytes += f.bytes;
+  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
+  receipt.add_subject("checkpoint", bare_name(model), bytes,
+                      fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
+  m.source = std::move(checkpoint);
+}
+
+// Why the cuda backend cannot run the model here; empty when it can.
+std::string cuda_problem(int device) {
+  if (cuda_runtime_version() == "none") return "no cuda backend in this build";
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (gpus.empty()) return "no GPU that this build can drive";
+  if (device >= static_cast<int>(gpus.size()))
+    return fmt::format("no GPU {} among {}, see --list-devices", device, gpus.size());
+  return qualification_problem(gpus[device].architecture);
+}
+
+std::unique_ptr<Backend> choose_backend(const ModelOptions& o, Receipt& receipt) {
+  const std::string problem = o.backend == "cpu" ? "" : cuda_problem(o.device);
+  if (o.backend == "cuda" && !problem.empty())
+    throw Error(ErrorKind::Unsupported, fmt::format("--backend cuda: {}; or use --backend cpu", problem));
+  const bool cuda = o.backend != "cpu" && problem.empty();
+  receipt.set_effective("backend", cuda ? "cuda" : "cpu",
+                        o.backend != "auto" ? "flag" : "default: " + (cuda ? "a qualified GPU" : problem));
+  if (!cuda) {
+    if (o.graph == "on")
+      throw Error(ErrorKind::Unsupported, "--graph on: the cpu backend records no launches; use --graph off");
+    return make_cpu_backend({o.threads, 0});
+  }
+  receipt.set_effective("device", o.device, o.device == 0 ? "default" : "flag");
+  return make_cuda_backend({o.device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
 }
 }  // namespace
 
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
   refuse_unsupported(options);
-  m.checkpoint = std::make_unique<Checkpoint>(options.model);
-  m.config = ModelConfig::load(m.checkpoint->folder() / "config.json");
-  uint64_t bytes = 0;
-  for (const SourceFile& f : m.checkpoint->files()) bytes += f.bytes;
-  const std::filesystem::path folder = std::filesystem::path(options.model).lexically_normal();
-  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
-  run.receipt().add_subject("checkpoint", (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
-                            bytes, fingerprint(*m.checkpoint, FingerprintKind::Advisory).subject());
+  open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
-  m.backend = make_cpu_backend({options.threads, 0});
-  run.receipt().set_effective("backend", std::string(m.backend->name()),
-                              options.backend == "auto" ? "default: no cuda backend in this build" : "flag");
+  m.backend = choose_backend(options, run.receipt());
   run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
 }
@@ -67,7 +114,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   LoadOptions load;
   load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
-  Weights w = Weights::load(*checkpoint, config, *backend, load, [&](int64_t done, int64_t total) {
+  Weights w = Weights::load(*source, config, *backend, load, [&](int64_t done, int64_t total) {
     run.progress("loading layers", done, total);
     if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
   });

@@ -1,13 +1,15 @@
 // The options that name a model and where it runs, the same in every tool that runs one.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "libcore/cli/tool.h"
 #include "libcore/engine/weights.h"
-#include "libcore/format/checkpoint.h"
+#include "libcore/format/tensor_source.h"
 
 namespace fnx {
 
@@ -15,19 +17,24 @@ struct ModelOptions {
   std::string model;
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
-  std::string graph = "off", draft = "auto";
+  std::string vram_limit, graph = "off", draft = "auto";
+  int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false;
 
   void add(CLI::App& app);
 };
 
-// A checkpoint whose config was read; weights are not loaded yet.
+// A model whose config was read; weights are not loaded yet.
 struct OpenedModel {
-  std::unique_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<TensorSource> source;
+  std::filesystem::path folder;          // of the checkpoint; empty for a synthetic model, which has no files
+  std::vector<int32_t> synthetic_stops;  // generation stops of a synthetic model
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
 
+  // Generation stops; throws Input when the folder's configs are broken.
+  std::vector<int32_t> stop_ids() const { return folder.empty() ? synthetic_stops : load_stop_ids(folder); }
   // Throws Input or Unsupported; records the checkpoint and the backend in the receipt.
   static OpenedModel open(const ModelOptions& options, ToolRun& run);
   // Loads with a progress bar; the time goes into the receipt.

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "kernels/error.h"
+#include "kernels/random.h"
 #include "libcore/format/json_text.h"
 #include "libcore/text/chat.h"
 
@@ -35,7 +36,8 @@ std::vector<int32_t> parse_ids(std::string_view text) {
 
 void need_tokenizer(const Tokenizer* tokenizer) {
   if (tokenizer == nullptr)
-    throw Error(ErrorKind::Input, "the checkpoint has no tokenizer.json: give --token-ids, or \"tokens\" in --jsonl");
+    throw Error(ErrorKind::Input,
+                "the model has no tokenizer.json: give --token-ids, --prompt-tokens, or \"tokens\" in --jsonl");
 }
 
 std::vector<int32_t> encode_chat(std::vector<ChatMessage> messages, const PromptOptions& o,
@@ -95,6 +97,9 @@ void PromptOptions::add(CLI::App& app) {
   app.add_option("--prompt", prompt, "Prompt text")->type_name("TEXT");
   app.add_option("--prompt-file", prompt_file, "File with one prompt; - is stdin")->type_name("FILE");
   app.add_option("--token-ids", token_ids, "Prompt as ids: 1,2,3")->type_name("IDS");
+  app.add_option("--prompt-tokens", prompt_tokens, "Prompt of this many made-up ids")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->type_name("N");
   app.add_option("--jsonl", jsonl, "One object a line: id and one of prompt, messages, tokens; - is stdin")
       ->type_name("FILE");
   app.add_flag("--chat", chat, "Wrap a prompt text as one user message of the chat template");
@@ -103,10 +108,25 @@ void PromptOptions::add(CLI::App& app) {
       ->capture_default_str();
 }
 
-std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer) {
-  const int given = !o.prompt.empty() + !o.prompt_file.empty() + !o.token_ids.empty() + !o.jsonl.empty();
-  if (given != 1) throw Error(ErrorKind::Usage, "give exactly one of --prompt, --prompt-file, --token-ids and --jsonl");
+std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t stream) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i)
+    ids.push_back(
+        static_cast<int32_t>(random_bits(0, stream, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocab)));
+  return ids;
+}
+
+std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer, int64_t vocab) {
+  const int given =
+      !o.prompt.empty() + !o.prompt_file.empty() + !o.token_ids.empty() + !o.jsonl.empty() + (o.prompt_tokens > 0);
+  if (given != 1)
+    throw Error(ErrorKind::Usage,
+                "give exactly one of --prompt, --prompt-file, --token-ids, --prompt-tokens and --jsonl");
   std::vector<Prompt> prompts;
+  if (o.prompt_tokens > 0) {
+    prompts.push_back({nullptr, made_up_prompt(o.prompt_tokens, vocab)});
+    return prompts;
+  }
   if (!o.token_ids.empty()) {
     prompts.push_back({nullptr, parse_ids(o.token_ids)});
   } else if (o.jsonl.empty()) {

@@ -1,4 +1,4 @@
-// Prompts of a command line: one text, one id list or a JSONL file, as token ids.
+// Prompts of a command line: one text, one id list, made-up ids or a JSONL file, as token ids.
 #pragma once
 
 #include <optional>
@@ -12,6 +12,7 @@ namespace fnx {
 
 struct PromptOptions {
   std::string prompt, prompt_file, token_ids, jsonl;
+  int64_t prompt_tokens = 0;
   bool chat = false;
   std::string thinking = "on";
 
@@ -26,8 +27,11 @@ struct Prompt {
 // The whole of a file, or of stdin for "-"; throws Input.
 std::string read_text(const std::string& path);
 
+// `count` ids in [0, vocab), a pure function of `stream` and their places: a longer prompt begins with a shorter one.
+std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t stream = 0);
+
 // Throws Usage unless exactly one source is given, Input naming line and reason for a bad line. `tokenizer` may be
-// null: then only ids are possible.
-std::vector<Prompt> read_prompts(const PromptOptions& options, const Tokenizer* tokenizer);
+// null: then only ids are possible. `vocab` bounds made-up ids.
+std::vector<Prompt> read_prompts(const PromptOptions& options, const Tokenizer* tokenizer, int64_t vocab);
 
 }  // namespace fnx

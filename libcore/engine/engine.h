@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "libcore/engine/graphs.h"
+#include "libcore/engine/staging.h"
 #include "libcore/engine/state.h"
 #include "libcore/engine/weights.h"
 
@@ -18,9 +20,17 @@ struct LaneInput {
   std::span<const int32_t> tokens;
 };
 
+// A token to draw from the logits of a row of the forward.
+struct Draw {
+  int32_t row = 0;
+  SampleParams params;
+};
+
 struct EngineOptions {
   StateOptions state;
-  int64_t max_rows = 256;  // most rows of one forward
+  int64_t max_rows = 256;               // most rows of one forward
+  bool graphs = false;                  // record rounds of one row a lane and replay them
+  int64_t inject_capture_failures = 0;  // the first recordings fail
 };
 
 class Engine {
@@ -40,17 +50,22 @@ class Engine {
   bool has_draft_head() const { return weights_.mtp.has_value() && options_.state.draft_head; }
 
   // Appends the lanes' tokens, in lane order: row i of the forward is the i-th token overall. At most one lane a slot.
-  // With a draft head, also absorbs the draft rows whose next token is now known.
+  // With a draft head, also absorbs the draft rows whose next token is now known. Does not wait for the device.
   void forward(std::span<const LaneInput> lanes, const Probe& probe = nullptr);
   int64_t rows() const { return batch_.rows; }
-  // Every layer of every later forward waits for the device and reports; null ends that.
+  // Every layer of every later forward waits for the device and reports, and no round is recorded; null ends that.
   void on_routing(Routing routing) { routing_ = std::move(routing); }
+
+  // forward(), then the draws, at most one a slot: ids in [0, valid) in the order of `draws`. Waits for the device
+  // once, and not at all without draws.
+  std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid);
+  // What the last round drew from: F32 [draws, V].
+  View drawn_logits() const { return a_.draw_logits.rows(0, static_cast<int64_t>(in_.params.host.shape[0])); }
+  const GraphCounters& graph_counters() const { return graphs_.counters(); }
 
   // Logits of rows of the last forward, in the order asked: F32 [rows.size(), V], valid until the next call.
   View logits(std::span<const int32_t> rows);
-  // One draw a row from the logits of the last `logits` call; ids in [0, valid).
-  std::vector<int32_t> sample(int64_t valid, std::span<const SampleParams> params);
-  // The values of `logits`, on the host.
+  // Values of a view, on the host.
   std::vector<float> to_host(const View& v);
 
   // Draft rows absorbed by the last forward: of lane i, `count` rows, the first at position `start`. Row p proposes
@@ -68,25 +83,44 @@ class Engine {
  private:
   // Scratch rows; every view holds max_rows rows.
   struct Activations {
-    View tokens, positions, lanes;
     View stack, u, inj, y;
     View qkv, z, b, a, gdn_out;
     QsaRows qsa;
     View attended;
     View router, ids, weights, slots, shared_gate, shared_up, shared, shared_expert_gate;
-    View ngram_packed, ngram, ple_key, ple_value;
-    View gather, head_in, logits, sampled;
+    View ngram, ple_key, ple_value;
+    View gather, head_in, draw_logits, sampled;
     View draft_stack, draft_hidden, draft_embed;
   };
+  // What a forward is given: trunk, draws, draft head.
+  struct Inputs {
+    Staged tokens, positions, lanes, block_table, draw_rows, params;
+    std::vector<Staged> ngram;  // one a PLE layer
+    Staged draft_tokens, draft_positions, draft_lanes;
+    Staged from_last, from_stack;  // of each draft row: a slot's last stack or a row of the trunk, or -1
+    Staged keep;                   // of each slot: the row that becomes its last stack, or -1
+  };
   View make(DType dtype, std::initializer_list<int64_t> dims);
-  Batch upload_batch(std::vector<Lane>& lanes, std::span<const int32_t> tokens);
+  void make_activations();
+  void reserve();
+
+  // On the host, ahead of the launches.
+  void stage(std::span<const LaneInput> inputs, std::span<const Draw> draws);
+  void place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes);
+  void list_drafts(std::span<const LaneInput> inputs);
+  void fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws);
+  void gather_ngrams();
+  Batch make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const;
+
+  // Operations alone: no copies from the host, no waiting.
+  void launch_forward(const Probe& probe);
+  void launch_draws(int64_t valid, bool greedy);
   void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
   void report_routing(const Layer& layer, const View& ids);
-  void run_ple(const PleLayer& ple, const View& state, const View& stack);
-  void absorb_drafts(std::span<const LaneInput> lanes, std::span<const Lane> trunk);
+  void run_ple(size_t index, const PleLayer& ple, const View& stack);
+  void absorb_drafts();
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
-  View head(const View& hidden);
-  View gather_stacks(const View& stacks, std::span<const int32_t> rows);
+  View logits_of(const View& stacks, const HyperConnection& mixer, std::span<const int32_t> rows);
 
   const Weights& weights_;
   Backend& backend_;
@@ -94,12 +128,16 @@ class Engine {
   std::unique_ptr<Stream> stream_;
   StatePool state_;
   Routing routing_;
+  Staging staging_;
+  GraphCache graphs_;
   std::vector<Buffer> buffers_;
+  Buffer asked_logits_, drawn_;  // of logits(), and the ids of a round on the host
   Activations a_;
-  std::vector<Lane> lanes_;
-  Batch batch_;
+  Inputs in_;
+  std::vector<Lane> lanes_, draft_lanes_;
+  Batch batch_, draft_batch_;
   std::vector<DraftRows> draft_rows_;
-  std::vector<std::byte> ngram_host_;
+  std::vector<int32_t> draft_tokens_, from_last_, from_stack_;
 };
 
 }  // namespace fnx

@@ -110,10 +110,24 @@ SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, c
         ++stats.decode_rows;
       }
     }
+    // The last row of each prompt that ends and of each pending token is drawn from.
+    std::vector<Draw> draws;
+    std::vector<size_t> drawing;  // their index in `active`
+    int32_t row = 0;
+    for (size_t i = 0; i < active.size(); ++i) {
+      const Request& r = requests[active[i].request];
+      const int64_t length = engine.state().length(active[i].slot);
+      stats.selecting_rows += selecting(engine.config(), length, lanes[i].tokens.size());
+      row += static_cast<int32_t>(lanes[i].tokens.size());
+      if (active[i].prompt_done < r.prompt.size()) continue;
+      Draw draw{row - 1, r.sampling};
+      draw.params.stream = active[i].request;
+      draw.params.position = length + static_cast<int64_t>(lanes[i].tokens.size());
+      draws.push_back(draw);
+      drawing.push_back(i);
+    }
     const double step_began = now_ns();
-    for (const LaneInput& lane : lanes)
-      stats.selecting_rows += selecting(engine.config(), engine.state().length(lane.slot), lane.tokens.size());
-    engine.forward(lanes);
+    const std::vector<int32_t> drawn = engine.round(lanes, draws, valid);
     ++stats.forwards;
     if (any_prompt && events.prompt_rows) events.prompt_rows(prompt_done, prompt_total);
 
@@ -124,38 +138,24 @@ SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, c
           events.draft_logits(active[i].request,
                               engine.to_host(engine.draft_logits(std::vector<int32_t>{d.first_row + j})));
       }
-    int32_t row = 0;
-    std::vector<int32_t> last;    // rows to draw from
-    std::vector<size_t> drawing;  // their index in `active`
-    for (size_t i = 0; i < active.size(); ++i) {
-      const auto count = static_cast<int32_t>(lanes[i].tokens.size());
-      if (o.all_logits)  // the last row is reported with its draw below
-        for (int32_t j = 0; j + 1 < count; ++j)
-          events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row + j})));
-      row += count;
-      if (active[i].prompt_done < requests[active[i].request].prompt.size()) {
+    if (events.logits) {
+      row = 0;
+      size_t d = 0;
+      for (size_t i = 0; i < active.size(); ++i) {
+        const auto count = static_cast<int32_t>(lanes[i].tokens.size());
+        const bool draws_here = d < drawing.size() && drawing[d] == i;
         if (o.all_logits)
-          events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row - 1})));
-        continue;
+          for (int32_t j = 0; j + (draws_here ? 1 : 0) < count; ++j)
+            events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row + j})));
+        if (draws_here) events.logits(active[i].request, engine.to_host(engine.drawn_logits().rows(d++, 1)));
+        row += count;
       }
-      last.push_back(row - 1);
-      drawing.push_back(i);
     }
-    if (!last.empty()) {
-      std::vector<SampleParams> params;
-      for (size_t i : drawing) {
-        SampleParams p = requests[active[i].request].sampling;
-        p.stream = active[i].request;
-        p.position = engine.state().length(active[i].slot);
-        params.push_back(p);
-      }
-      const View logits = engine.logits(last);
-      const std::vector<int32_t> drawn = engine.sample(valid, params);
+    if (!drawing.empty()) {
       std::vector<char> done(active.size(), 0);
       for (size_t d = 0; d < drawing.size(); ++d) {
         Active& a = active[drawing[d]];
         const Request& r = requests[a.request];
-        if (events.logits) events.logits(a.request, engine.to_host(logits.rows(static_cast<int64_t>(d), 1)));
         if (r.max_tokens == 0) {  // a run for its prompt's logits alone
           finish(a, Finish::Length);
           done[drawing[d]] = 1;

@@ -15,8 +15,8 @@ constexpr int64_t kPageTokens = 64;  // at least; a page holds whole index block
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
-StatePool::StatePool(const ModelConfig& config, Backend& backend, const StateOptions& options)
-    : config_(config), backend_(backend), options_(options), stream_(backend.make_stream()), sequences_(options.slots) {
+StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream, const StateOptions& options)
+    : config_(config), backend_(backend), options_(options), stream_(stream), sequences_(options.slots) {
   const int64_t ratio = std::max<int64_t>(1, config.index_ratio), slots = options.slots;
   page_tokens_ = divide_up(kPageTokens, ratio) * ratio;
   pages_ = divide_up(options.tokens, page_tokens_) + slots;  // a sequence's last page is partly empty
@@ -45,7 +45,8 @@ StatePool::StatePool(const ModelConfig& config, Backend& backend, const StateOpt
     kv_.push_back(qsa_cache());
     last_stack_ = make(DType::F32, {slots, config.streams, config.hidden_size});
   }
-  table_ = make(DType::I32, {slots, std::min(pages_, divide_up(options.max_tokens, page_tokens_))});
+  table_width_ = std::min(pages_, divide_up(options.max_tokens, page_tokens_));
+  table_.resize(slots * table_width_);
   free_pages_.resize(pages_);
   std::iota(free_pages_.rbegin(), free_pages_.rend(), 0);
 }
@@ -71,13 +72,12 @@ int32_t StatePool::open() {
   it->open = true;
   const auto slot = static_cast<int32_t>(it - sequences_.begin());
   const auto clear = [&](const View& v) {
-    if (v && v.size() > 0) backend_.clear(*stream_, v.rows(slot, 1));
+    if (v && v.size() > 0) backend_.clear(stream_, v.rows(slot, 1));
   };
   for (const GdnState& s : gdn_) clear(s.conv), clear(s.delta);
   for (const KvCache& kv : kv_) clear(kv.raw_keys);
   for (const View& v : ple_) clear(v);
   clear(last_stack_);
-  stream_->synchronize();
   return slot;
 }
 
@@ -104,10 +104,7 @@ void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
       s.pages.push_back(free_pages_.back());
       free_pages_.pop_back();
     }
-    const View row = table_.rows(slot, 1).reshape({table_.shape[1]}).rows(first, need);
-    backend_.copy(*stream_, row,
-                  View{reinterpret_cast<std::byte*>(s.pages.data() + first), DType::I32, Space::Host, 1, {need}});
-    stream_->synchronize();
+    std::copy_n(s.pages.begin() + first, need, table_.begin() + slot * table_width_ + first);
   }
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
 }
@@ -117,7 +114,7 @@ void StatePool::dump_view(const View& v, std::vector<std::byte>& out) const {
   out.resize(at + v.bytes());
   View host = v;
   host.space = Space::Host, host.data = out.data() + at;
-  backend_.copy(*stream_, host, v);
+  backend_.copy(stream_, host, v);
 }
 
 std::vector<std::byte> StatePool::dump(int32_t slot) const {
@@ -152,7 +149,7 @@ std::vector<std::byte> StatePool::dump(int32_t slot) const {
       blocks -= per_page;
     }
   }
-  stream_->synchronize();
+  stream_.synchronize();
   return out;
 }
 

@@ -21,7 +21,8 @@ struct StateOptions {
 // Owned by one engine; not thread-safe.
 class StatePool {
  public:
-  StatePool(const ModelConfig& config, Backend& backend, const StateOptions& options);
+  // `stream` is the engine's: what the pool does stands in order with the forwards.
+  StatePool(const ModelConfig& config, Backend& backend, Stream& stream, const StateOptions& options);
 
   // A fresh sequence: zero states, no tokens. Throws Unsupported when every slot is in use.
   int32_t open();
@@ -35,14 +36,16 @@ class StatePool {
   const StateOptions& options() const { return options_; }
   int64_t page_tokens() const { return page_tokens_; }
   int64_t bytes() const;  // of all buffers
-  View block_table() const { return table_; }
+  // Pages of each slot, [slots, table_width()], on the host: forwards take a copy.
+  std::span<const int32_t> block_table() const { return table_; }
+  int64_t table_width() const { return table_width_; }
 
   // By layer; only those of the layer's kind have buffers. The draft head's cache is the last.
   const GdnState& gdn(int64_t layer) const { return gdn_[layer]; }
   const KvCache& kv(int64_t layer) const { return kv_[layer]; }
   const KvCache& draft_kv() const { return kv_.back(); }
   View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation, n * H]
-  View last_stack(int32_t slot) const { return last_stack_.rows(slot, 1); }  // F32 [1, n, H]; with a draft head
+  View last_stacks() const { return last_stack_; }      // F32 [slots, n, H]; with a draft head
 
   // Every byte that defines the sequence, in one order that does not depend on where its pages lie; for comparisons.
   std::vector<std::byte> dump(int32_t slot) const;
@@ -59,14 +62,14 @@ class StatePool {
   const ModelConfig& config_;
   Backend& backend_;
   StateOptions options_;
-  std::unique_ptr<Stream> stream_;
-  int64_t page_tokens_ = 0, pages_ = 0;
+  Stream& stream_;
+  int64_t page_tokens_ = 0, pages_ = 0, table_width_ = 0;
   std::vector<Buffer> buffers_;
   std::vector<GdnState> gdn_;
   std::vector<KvCache> kv_;
   std::vector<View> ple_;
-  View last_stack_, table_;
-  std::vector<int32_t> free_pages_;
+  View last_stack_;
+  std::vector<int32_t> table_, free_pages_;
   std::vector<Sequence> sequences_;
 };
 

@@ -21,8 +21,6 @@ CpuInfo cpu_info() {
   return info;
 }
 
-std::vector<GpuInfo> list_gpus() { return {}; }
-
 Json platform_block() {
   const CpuInfo cpu = cpu_info();
   Json block = Json::object();
@@ -33,8 +31,8 @@ Json platform_block() {
                                  {"architecture", gpu.architecture},
                                  {"memory_bytes", gpu.memory_bytes},
                                  {"l2_bytes", gpu.l2_bytes}});
-  block["driver"] = "none";
-  block["cuda_runtime"] = "none";
+  block["driver"] = cuda_driver_version();
+  block["cuda_runtime"] = cuda_runtime_version();
   block["nccl"] = "none";
   block["cpu"] = Json{{"name", cpu.name}, {"threads", cpu.threads}};
   block["ram_bytes"] = cpu.ram_bytes;

@@ -44,8 +44,8 @@ struct Receipt {
   bool any_gate_failed() const;
 };
 
-// A subject's fingerprint. kind: "full", "advisory" or "file"; algorithm: "xxh3-128" or "sha256"; cached: the digest
-// comes from an earlier run's cache and the bytes were not hashed again.
+// A subject's fingerprint. kind: "full", "advisory", "file" or "synthetic"; algorithm: "xxh3-128" or "sha256"; cached:
+// the digest comes from an earlier run's cache and the bytes were not hashed again.
 Json make_fingerprint(const std::string& kind, const std::string& algorithm, const std::string& digest, bool cached);
 
 // XXH3-128 of bytes as 32 hex digits; SHA-256 as 64.

@@ -34,8 +34,8 @@ std::vector<int32_t> draw(std::vector<float> logits, int64_t rows, int64_t valid
                           const std::vector<SampleParams>& params) {
   std::vector<int32_t> ids(rows);
   const auto stream = cpu_backend().make_stream();
-  cpu_backend().sample(*stream, valid, params, f32(logits, {rows, static_cast<int64_t>(logits.size()) / rows}),
-                       i32(ids, {rows}));
+  cpu_backend().sample(*stream, valid, false, params_view(params),
+                       f32(logits, {rows, static_cast<int64_t>(logits.size()) / rows}), i32(ids, {rows}));
   return ids;
 }
 

@@ -12,7 +12,8 @@ void compare(Backend& cpu, Stream& stream, const std::string& name, int64_t vali
              std::vector<float> logits, const std::vector<SampleParams>& params) {
   const auto rows = static_cast<int64_t>(params.size());
   std::vector<int32_t> ids(rows);
-  cpu.sample(stream, valid, params, view(logits, {rows, vocabulary}), view(ids, DType::I32, {rows}));
+  cpu.sample(stream, valid, false, params_view(params), view(logits, {rows, vocabulary}),
+             view(ids, DType::I32, {rows}));
   std::vector<cuda::SampleRow> device_rows;
   bool greedy = true;
   for (const SampleParams& p : params) {

@@ -1,10 +1,12 @@
 #include "tests/support/golden.h"
 
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
 
+#include "kernels/devices.h"
 #include "libcore/format/mapped_file.h"
 #include "libcore/format/safetensors.h"
 
@@ -62,17 +64,37 @@ Backend& cpu_backend() {
   return *backend;
 }
 
-const Weights& tiny_weights() {
-  static const Weights weights =
-      Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), cpu_backend());
+bool no_gpu() {
+  if (!list_gpus().empty()) return false;
+  std::puts("skipped: no GPU that this build can drive");  // as tests/CMakeLists.txt tells ctest
+  return true;
+}
+
+Backend& backend_on(On on) {
+  if (on == On::Cpu) return cpu_backend();
+  static const std::unique_ptr<Backend> backend = make_cuda_backend();
+  return *backend;
+}
+
+const Weights& tiny_weights(On on) {
+  const auto load = [&] {
+    return Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), backend_on(on));
+  };
+  if (on == On::Cuda) {
+    static const Weights weights = load();
+    return weights;
+  }
+  static const Weights weights = load();
   return weights;
 }
 
-std::unique_ptr<Engine> tiny_engine(int64_t slots, int64_t tokens, bool draft_head, int64_t max_rows, DType kv) {
+std::unique_ptr<Engine> tiny_engine(int64_t slots, int64_t tokens, bool draft_head, int64_t max_rows, DType kv, On on,
+                                    bool graphs, int64_t inject_capture_failures) {
   EngineOptions o;
   o.state = {slots, slots * tokens, tokens, kv, draft_head};
   o.max_rows = max_rows;
-  return std::make_unique<Engine>(tiny_weights(), cpu_backend(), o);
+  o.graphs = graphs, o.inject_capture_failures = inject_capture_failures;
+  return std::make_unique<Engine>(tiny_weights(on), backend_on(on), o);
 }
 
 void feed(Engine& engine, int32_t slot, const std::vector<int32_t>& tokens, int64_t chunk, std::vector<float>* logits) {

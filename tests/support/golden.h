@@ -42,12 +42,18 @@ class Golden {
   std::shared_ptr<const void> file_;
 };
 
-// One reader, one backend and one set of weights a process; decoded weights are kept between tests.
+// Where a test runs the model. Tests of the cuda backend return at once, and count as skipped, when no_gpu() says so.
+enum class On { Cpu, Cuda };
+bool no_gpu();
+
+// One reader, and a backend and a set of weights of each kind, a process; decoded weights are kept between tests.
 const Checkpoint& tiny_checkpoint();
 Backend& cpu_backend();
-const Weights& tiny_weights();  // with the draft head
+Backend& backend_on(On on);
+const Weights& tiny_weights(On on = On::Cpu);  // with the draft head
 std::unique_ptr<Engine> tiny_engine(int64_t slots = 1, int64_t tokens = 2048, bool draft_head = false,
-                                    int64_t max_rows = 2048, DType kv = DType::F32);
+                                    int64_t max_rows = 2048, DType kv = DType::F32, On on = On::Cpu,
+                                    bool graphs = false, int64_t inject_capture_failures = 0);
 
 // Runs a whole token list through slot in pieces of `chunk` rows and appends each row's logits [V] to `logits` if
 // given.

@@ -1,0 +1,122 @@
+// The launches of a forward: trunk, draft head, draws. Nothing here reads host memory that a replay would not.
+#include "libcore/engine/engine.h"
+
+namespace fnx {
+
+void Engine::launch_forward(const Probe& probe) {
+  const ModelConfig& c = config();
+  const View stack = a_.stack.rows(0, batch_.rows);
+  backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
+  size_t ple = 0;
+  for (int64_t l = 0; l < c.layers(); ++l) {
+    if (probe) probe(l, stack);
+    const Layer& layer = weights_.layers[l];
+    if (layer.ple) run_ple(ple++, *layer.ple, stack);
+    run_layer(layer, layer.gdn ? &state_.gdn(l) : nullptr, layer.qsa ? &state_.kv(l) : nullptr, batch_, stack);
+  }
+  if (probe) probe(c.layers(), stack);
+  if (has_draft_head()) absorb_drafts();
+}
+
+void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
+                       const View& stack) {
+  const int64_t R = batch.rows;
+  const auto rows = [R](const View& v) { return v.rows(0, R); };
+  const View u = rows(a_.u), inj = rows(a_.inj), y = rows(a_.y);
+  Backend& ops = backend_;
+  Stream& s = *stream_;
+
+  ops.hc_mix(s, layer.attn_hc.ops, stack, u, inj);
+  if (gdn != nullptr) {
+    const GdnLayer& g = *layer.gdn;
+    ops.linear(s, *g.qkv, u, rows(a_.qkv));
+    ops.linear(s, *g.z, u, rows(a_.z));
+    ops.linear(s, *g.b, u, rows(a_.b));
+    ops.linear(s, *g.a, u, rows(a_.a));
+    ops.gdn(s, g.ops, batch, rows(a_.qkv), rows(a_.z), rows(a_.b), rows(a_.a), *gdn, rows(a_.gdn_out));
+    ops.linear(s, *g.out, rows(a_.gdn_out), y);
+  } else {
+    const QsaLayer& q = *layer.qsa;
+    const QsaRows qr{rows(a_.qsa.query_gate), rows(a_.qsa.key), rows(a_.qsa.value), rows(a_.qsa.index),
+                     rows(a_.qsa.selected)};
+    ops.linear(s, *q.q, u, qr.query_gate);
+    ops.linear(s, *q.k, u, qr.key);
+    ops.linear(s, *q.v, u, qr.value);
+    ops.linear(s, *q.index_qk, u, qr.index);
+    ops.qsa_write(s, q.ops, batch, qr, *kv);
+    ops.qsa_select(s, q.ops, batch, qr, *kv);
+    ops.qsa_attend(s, q.ops, batch, qr, *kv, rows(a_.attended));
+    ops.linear(s, *q.o, rows(a_.attended), y);
+  }
+  ops.hc_inject(s, inj, y, stack);
+
+  const MoeLayer& m = layer.moe;
+  ops.hc_mix(s, layer.mlp_hc.ops, stack, u, inj);
+  ops.linear(s, *m.router, u, rows(a_.router));
+  ops.router(s, config().normalise_top_k, rows(a_.router), rows(a_.ids), rows(a_.weights));
+  if (routing_) report_routing(layer, rows(a_.ids));
+  ops.experts(s, *m.experts, u, rows(a_.ids), rows(a_.slots));
+  ops.linear(s, *m.shared_gate, u, rows(a_.shared_gate));
+  ops.linear(s, *m.shared_up, u, rows(a_.shared_up));
+  ops.swiglu(s, rows(a_.shared_gate), rows(a_.shared_up), rows(a_.shared_gate));
+  ops.linear(s, *m.shared_down, rows(a_.shared_gate), rows(a_.shared));
+  ops.linear(s, *m.shared_expert_gate, u, rows(a_.shared_expert_gate));
+  ops.combine(s, rows(a_.slots), rows(a_.weights), rows(a_.shared), rows(a_.shared_expert_gate), y);
+  ops.hc_inject(s, inj, y, stack);
+}
+
+void Engine::report_routing(const Layer& layer, const View& ids) {
+  std::vector<int32_t> host(static_cast<size_t>(ids.size()));
+  View to = ids;
+  to.data = reinterpret_cast<std::byte*>(host.data()), to.space = Space::Host;
+  backend_.copy(*stream_, to, ids);
+  stream_->synchronize();
+  const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
+  routing_(draft ? config().layers() : &layer - weights_.layers.data(), host);
+}
+
+void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {
+  const int64_t R = batch_.rows;
+  const View e = a_.ngram.rows(0, R), key = a_.ple_key.rows(0, R), value = a_.ple_value.rows(0, R);
+  backend_.ngram_decode(*stream_, ple.table.bits(), in_.ngram[index].device, ple.head_bias, e);
+  backend_.linear(*stream_, *ple.key, e, key);
+  backend_.linear(*stream_, *ple.value, e, value);
+  backend_.ple_mix(*stream_, ple.ops, batch_, key, value, state_.ple(index), stack);
+}
+
+void Engine::absorb_drafts() {
+  const MtpHead& m = *weights_.mtp;
+  const int64_t R = draft_batch_.rows, n = config().streams, H = config().hidden_size;
+  const View stacks = a_.gather.rows(0, R), trunk = a_.stack.rows(0, batch_.rows);
+  if (R > 0) {
+    backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
+    backend_.gather(*stream_, in_.from_stack.device, trunk, stacks);
+  }
+  backend_.gather(*stream_, in_.keep.device, trunk, state_.last_stacks());
+  if (R == 0) return;
+  const View hidden = a_.draft_hidden.rows(0, R), out = a_.draft_stack.rows(0, R);
+  const View embedded = a_.draft_embed.rows(0, R), projected = a_.y.rows(0, R);
+  backend_.embed(*stream_, in_.draft_tokens.device, weights_.embed, embedded);
+  backend_.grouped_norm(*stream_, m.norm_embedding, H, embedded, embedded);
+  backend_.linear(*stream_, *m.fc_embedding, embedded, projected);
+  backend_.grouped_norm(*stream_, m.norm_hidden, H, stacks, stacks);
+  backend_.linear(*stream_, *m.fc_hidden, stacks.reshape({R * n, H}), hidden.reshape({R * n, H}));
+  backend_.add(*stream_, n, hidden.reshape({R * n, H}), projected, out.reshape({R * n, H}));
+  run_layer(m.layer, nullptr, &state_.draft_kv(), draft_batch_, out);
+}
+
+void Engine::mix(const HyperConnection& mixer, const View& stack, const View& out) {
+  backend_.hc_mix(*stream_, mixer.ops, stack, out, View{});
+}
+
+void Engine::launch_draws(int64_t valid, bool greedy) {
+  const int64_t D = in_.params.device.shape[0];
+  const View stacks = a_.gather.rows(0, D), hidden = a_.head_in.rows(0, D), logits = a_.draw_logits.rows(0, D);
+  backend_.gather(*stream_, in_.draw_rows.device, a_.stack, stacks);
+  mix(weights_.mixer, stacks, hidden);
+  backend_.linear(*stream_, *weights_.lm_head, hidden, logits);
+  backend_.sample(*stream_, valid, greedy, in_.params.device, logits, a_.sampled.rows(0, D));
+  backend_.copy(*stream_, drawn_.view(DType::I32, {D}), a_.sampled.rows(0, D));
+}
+
+}  // namespace fnx

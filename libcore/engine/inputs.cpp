@@ -1,0 +1,156 @@
+// The host's part of a forward: histories, pages, n-gram rows and lists of rows, written to one block and sent at once.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/error.h"
+#include "libcore/engine/engine.h"
+
+namespace fnx {
+
+namespace {
+// Launches depend on the context by this bound alone, so that recorded ones serve while it lasts.
+int64_t positions_bound(int64_t positions) {
+  int64_t bound = 4096;
+  while (bound < positions) bound *= 2;
+  return bound;
+}
+
+void fill_positions(const Staged& to, std::span<const Lane> lanes) {
+  auto* p = to.host.as<int32_t>();
+  for (const Lane& lane : lanes)
+    for (int32_t i = 0; i < lane.rows; ++i) *p++ = lane.start + i;
+}
+}  // namespace
+
+void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes) {
+  const int64_t slots = options_.state.slots;
+  staging_.begin();
+  in_.tokens = staging_.place(DType::I32, {rows});
+  in_.positions = staging_.place(DType::I32, {rows});
+  in_.lanes = staging_.place(DType::I32, {lanes, 4});
+  in_.draw_rows = staging_.place(DType::I32, {draws});
+  in_.params = staging_.place(DType::U8, {draws, sizeof(SampleParams)});
+  in_.ngram.clear();
+  for (const Layer& l : weights_.layers) {
+    if (!l.ple) continue;
+    const NgramTable& t = l.ple->table;
+    const DType dtype = t.bits() > 0 ? DType::I16 : t.plain_dtype();
+    const auto words = t.row_bytes() / static_cast<int64_t>(dtype_size(dtype));
+    in_.ngram.push_back(staging_.place(dtype, {rows, l.ple->hash.heads(), words}));
+  }
+  if (has_draft_head()) {
+    in_.draft_tokens = staging_.place(DType::I32, {draft_rows});
+    in_.draft_positions = staging_.place(DType::I32, {draft_rows});
+    in_.draft_lanes = staging_.place(DType::I32, {draft_lanes, 4});
+    in_.from_last = staging_.place(DType::I32, {draft_rows});
+    in_.from_stack = staging_.place(DType::I32, {draft_rows});
+    in_.keep = staging_.place(DType::I32, {slots});
+  }
+  in_.block_table = staging_.place(DType::I32, {slots, state_.table_width()});
+}
+
+void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
+  const ModelConfig& c = config();
+  int64_t rows = 0;
+  for (const LaneInput& in : inputs) {
+    for (int32_t t : in.tokens)
+      if (t < 0 || t >= c.vocab_size)
+        throw Error(ErrorKind::Input, fmt::format("token id {} is outside the vocabulary of {}", t, c.vocab_size));
+    rows += static_cast<int64_t>(in.tokens.size());
+  }
+  if (rows == 0 || rows > options_.max_rows)
+    throw Error(ErrorKind::Internal,
+                fmt::format("a forward of {} rows, 1 to {} are possible", rows, options_.max_rows));
+  if (static_cast<int64_t>(draws.size()) > options_.state.slots)
+    throw Error(ErrorKind::Internal,
+                fmt::format("{} draws of one round, at most {} are possible", draws.size(), options_.state.slots));
+  lanes_.clear();
+  int32_t row = 0;
+  for (const LaneInput& in : inputs) {
+    const auto count = static_cast<int32_t>(in.tokens.size());
+    lanes_.push_back({in.slot, row, count, static_cast<int32_t>(state_.length(in.slot))});
+    state_.append(in.slot, in.tokens);
+    row += count;
+  }
+  list_drafts(inputs);
+  place(rows, static_cast<int64_t>(lanes_.size()), static_cast<int64_t>(draws.size()),
+        static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
+  fill_inputs(inputs, draws);
+  staging_.send(*stream_);
+  batch_ = make_batch(in_.lanes, in_.positions, lanes_);
+  draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
+}
+
+void Engine::list_drafts(std::span<const LaneInput> inputs) {
+  draft_rows_.clear(), draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
+  if (!has_draft_head()) return;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const Lane& lane = lanes_[i];
+    // The row before this forward waited for this lane's first token; the lane's last row waits for the next forward.
+    const bool waiting = lane.start > 0;
+    const auto first = static_cast<int32_t>(draft_tokens_.size());
+    const int32_t count = lane.rows - (waiting ? 0 : 1), start = lane.start - (waiting ? 1 : 0);
+    draft_rows_.push_back({first, count, start});
+    if (count > 0) draft_lanes_.push_back({lane.slot, first, count, start});
+    const auto tokens = inputs[i].tokens.subspan(waiting ? 0 : 1);
+    draft_tokens_.insert(draft_tokens_.end(), tokens.begin(), tokens.end());
+    if (waiting) from_last_.push_back(lane.slot), from_stack_.push_back(-1);
+    for (int32_t r = 0; r + 1 < lane.rows; ++r) from_last_.push_back(-1), from_stack_.push_back(lane.first_row + r);
+  }
+}
+
+void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
+  auto* token = in_.tokens.host.as<int32_t>();
+  for (const LaneInput& in : inputs) token = std::copy(in.tokens.begin(), in.tokens.end(), token);
+  fill_positions(in_.positions, lanes_);
+  in_.lanes.fill(lanes_.data(), lanes_.size());
+  for (size_t i = 0; i < draws.size(); ++i) {
+    in_.draw_rows.host.as<int32_t>()[i] = draws[i].row;
+    reinterpret_cast<SampleParams*>(in_.params.host.data)[i] = draws[i].params;
+  }
+  gather_ngrams();
+  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  if (!has_draft_head()) return;
+  in_.draft_tokens.fill(draft_tokens_.data(), draft_tokens_.size());
+  fill_positions(in_.draft_positions, draft_lanes_);
+  in_.draft_lanes.fill(draft_lanes_.data(), draft_lanes_.size());
+  in_.from_last.fill(from_last_.data(), from_last_.size());
+  in_.from_stack.fill(from_stack_.data(), from_stack_.size());
+  auto* keep = in_.keep.host.as<int32_t>();
+  std::fill_n(keep, in_.keep.host.size(), -1);
+  for (const Lane& lane : lanes_) keep[lane.slot] = lane.first_row + lane.rows - 1;
+}
+
+void Engine::gather_ngrams() {
+  size_t index = 0;
+  for (const Layer& l : weights_.layers) {
+    if (!l.ple) continue;
+    const NgramTable& table = l.ple->table;
+    const int64_t heads = l.ple->hash.heads(), bytes = table.row_bytes();
+    std::byte* to = in_.ngram[index++].host.data;
+    std::vector<int64_t> rows(heads);
+    for (const Lane& lane : lanes_) {
+      const std::span<const int32_t> history = state_.tokens(lane.slot);
+      for (int32_t i = 0; i < lane.rows; ++i) {
+        l.ple->hash.rows(history.first(lane.start + i + 1), rows.data());
+        for (int64_t h = 0; h < heads; ++h, to += bytes) std::memcpy(to, table.row(rows[h]), bytes);
+      }
+    }
+  }
+}
+
+Batch Engine::make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const {
+  Batch batch;
+  batch.lanes = lanes;
+  batch.lane_table = lane_table.device, batch.positions = positions.device, batch.block_table = in_.block_table.device;
+  int64_t most = 0;
+  for (const Lane& lane : lanes) {
+    batch.rows += lane.rows;
+    most = std::max<int64_t>(most, lane.start + lane.rows);
+  }
+  batch.most_positions = positions_bound(most);
+  return batch;
+}
+
+}  // namespace fnx
