@@ -12,6 +12,7 @@
 
 #include "kernels/error.h"
 #include "libcore/format/sealed_file.h"
+#include "libcore/receipt/private_file.h"
 
 namespace fnx {
 
@@ -20,7 +21,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr SealedFormat kFormat{"fnxprof\n", 1, "expert profile"};
-constexpr unsigned kPrivate = 0600;
 
 // Holds the folder's lock, so that of two runs that end together one sees what the other wrote.
 class FolderLock {
@@ -85,7 +85,7 @@ void ExpertProfile::save(const fs::path& file) const {
   header["decay_percent"] = decay_percent;
   header["runs"] = runs;
   const std::string_view body(reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(uint64_t));
-  write_file_atomic(file, seal(kFormat, header, body), kPrivate);
+  write_private_file_atomic(file, seal(kFormat, header, body));
 }
 
 uint64_t ExpertProfile::total(int64_t l) const {

@@ -90,13 +90,10 @@ ReplayTotals replay_best(std::span<const LayerStream> streams, int32_t lines, co
         ++passed[e];
         if (std::find(resident.begin(), resident.end(), e) == resident.end()) missed.push_back(e);
       }
-      std::stable_sort(missed.begin(), missed.end(), [&](int32_t a, int32_t b) { return next_use(a) > next_use(b); });
-      for (const int32_t e : missed)
-        if (resident.size() < static_cast<size_t>(lines))
-          resident.push_back(e);
-        else
-          *std::max_element(resident.begin(), resident.end(),
-                            [&](int32_t a, int32_t b) { return next_use(a) < next_use(b); }) = e;
+      resident.insert(resident.end(), missed.begin(), missed.end());
+      std::stable_sort(resident.begin(), resident.end(),
+                       [&](int32_t a, int32_t b) { return next_use(a) < next_use(b); });
+      resident.resize(std::min(resident.size(), static_cast<size_t>(lines)));
       count(out, s, r, missed);
     }
   }

@@ -38,9 +38,9 @@ struct ReplayTotals {
 ReplayTotals replay_policy(std::span<const LayerStream> streams, int32_t lines, PoolPolicy policy,
                            uint32_t decay_touches, const ExpertProfile* profile);
 
-// The fewest misses that pools filled on demand can have, from the same start (Belady). A request's experts may be
-// served in any order and need not be resident together, so this is a bound for every policy: hits are served first,
-// then misses, latest next use first; each replaces the expert whose next use is latest.
+// The fewest misses of any policy from the same start (Belady): after each request the `lines` experts whose next use
+// is nearest stay, of those that were there and those that it brought. A bound rather than a policy, because a pool
+// must hold what it filled last.
 ReplayTotals replay_best(std::span<const LayerStream> streams, int32_t lines, const ExpertProfile* profile);
 
 }  // namespace fnx

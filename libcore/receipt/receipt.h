@@ -24,8 +24,8 @@ struct Receipt {
   Json gates = Json::array();         // see add_gate
   Json not_run = Json::array();       // see add_not_run
 
-  // What the run was about. `role` is checkpoint, tokenizer, prompts, profile, trace or reference; `name` is a file or
-  // folder name without its path. `fingerprint` is absent when it was not computed, which readers treat as unverified.
+  // What the run was about. `role` is checkpoint, tokenizer, prompts, profile or reference; `name` is a file or folder
+  // name without its path. `fingerprint` is absent when it was not computed, which readers treat as unverified.
   void add_subject(const std::string& role, const std::string& name, uint64_t bytes,
                    const std::optional<Json>& fingerprint = {});
   // A decision that was taken, with where it came from: "flag", "default", "config", "device", ...
@@ -57,7 +57,7 @@ std::string sha256_file(const std::filesystem::path& file);
 std::string token_hash(const std::vector<int32_t>& ids);
 
 // Writes a whole file by a temporary beside it and a rename, so that no reader sees half of it; throws Output. What is
-// there and is no regular file (a pipe, /dev/null) is written in place. `mode` is that of the new file, less the umask.
-void write_file_atomic(const std::filesystem::path& file, std::string_view bytes, unsigned mode = 0666);
+// there and is no regular file (a pipe, /dev/null) is written in place.
+void write_file_atomic(const std::filesystem::path& file, std::string_view bytes);
 
 }  // namespace fnx

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/error.h"
+#include "libcore/receipt/private_file.h"
 #include "libcore/receipt/receipt.h"
 
 namespace fnx {
@@ -31,9 +32,8 @@ int write_and_close(int fd, std::string_view bytes) {
   return error;
 }
 
-}  // namespace
-
-void write_file_atomic(const fs::path& file, std::string_view bytes, unsigned mode) {
+// `mode` is that of a new file, less the umask.
+void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
   static std::atomic<unsigned> counter{0};
   std::error_code ignored;
   // A link is followed, so that the file it names is replaced and the link stays.
@@ -58,5 +58,11 @@ void write_file_atomic(const fs::path& file, std::string_view bytes, unsigned mo
     fail(file, "cannot be written", error);
   }
 }
+
+}  // namespace
+
+void write_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0666); }
+
+void write_private_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0600); }
 
 }  // namespace fnx

@@ -169,7 +169,10 @@ TEST_CASE("expert_planner: serves every expert once, from a line that holds it, 
     for (const Wave& w : planner.plan(request)) {
       CHECK(w.serves.size() <= static_cast<size_t>(lines));
       for (const Placement& p : w.fills) holds[p.line] = p.expert, ++fills;
-      for (const Placement& p : w.serves) CHECK(holds[p.line] == p.expert), served.push_back(p.expert);
+      for (const Placement& p : w.serves) {
+        CHECK(holds[p.line] == p.expert);
+        served.push_back(p.expert);
+      }
     }
     CHECK(fills == static_cast<int64_t>(request.size()) - hits);
     std::sort(served.begin(), served.end());
