@@ -39,11 +39,14 @@ constexpr std::string_view fill_kind_name(FillKind k) {
   return names[static_cast<size_t>(k)];
 }
 
+// Short memories fit text best (README, "Which experts does my text use?").
+constexpr uint32_t default_decay_touches(int32_t experts) { return 4 * static_cast<uint32_t>(experts); }
+
 struct PoolOptions {
   int32_t experts = 0;  // of the layer
   int32_t lines = 0;    // 1 to experts
   PoolPolicy policy = PoolPolicy::LfuDecay;
-  uint32_t decay_touches = 4096;  // touches of this layer between two halvings, 1 to 2^20
+  uint32_t decay_touches = default_decay_touches(experts);  // of this layer between two halvings, 1 to 2^20
 };
 
 struct Placement {

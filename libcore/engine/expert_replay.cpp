@@ -78,7 +78,8 @@ ReplayTotals replay_best(std::span<const LayerStream> streams, int32_t lines, co
     const auto next_use = [&](int32_t e) { return passed[e] < uses[e].size() ? uses[e][passed[e]] : kNever; };
     std::vector<int32_t> resident;
     if (profile != nullptr) {
-      ExpertPlanner pool(pool_options(s, lines, PoolPolicy::LfuDecay, PoolOptions{}.decay_touches));
+      ExpertPlanner pool(pool_options(s, lines, PoolPolicy::LfuDecay,
+                                      default_decay_touches(static_cast<int32_t>(s.copy_bytes.size()))));
       for (const Placement& p : pool.warm_start(profile->layer(s.layer))) {
         resident.push_back(p.expert);
         out.warm_bytes += s.copy_bytes[p.expert];

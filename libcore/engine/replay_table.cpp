@@ -55,13 +55,9 @@ void ReplayTable::run_start(const Split& split, int32_t size, const ExpertProfil
                {"best_decode_hit_ratio", ratio(best.decode)},
                {"miss_bytes", t.all.bytes},
                {"decode_row_bytes", Json()},
-               {"decode_row_ms", Json()},
                {"warm_bytes", t.warm_bytes}};
-      if (split.decode_rows > 0) {
-        const double bytes = static_cast<double>(t.decode.bytes) / static_cast<double>(split.decode_rows);
-        row["decode_row_bytes"] = bytes;
-        row["decode_row_ms"] = bytes / link_bytes_per_s * 1e3;
-      }
+      if (split.decode_rows > 0)
+        row["decode_row_bytes"] = static_cast<double>(t.decode.bytes) / static_cast<double>(split.decode_rows);
       rows.push_back(std::move(row));
     }
 }
@@ -73,6 +69,7 @@ Json ReplayTable::run() {
   if (lines.empty())
     for (const int64_t n : {1, 2, top, top + 1, experts / 8, experts / 4, experts / 2, experts})
       if (n >= 1 && n <= experts) sizes.insert(n);
+  if (decay_touches.empty()) decay_touches = {default_decay_touches(experts)};
   Json rows = Json::array();
   for (const Split* split : {&test_, &train_})
     for (const int64_t size : split->streams.empty() ? std::set<int64_t>{} : sizes) {

@@ -12,9 +12,8 @@ namespace fnx {
 
 class ReplayTable {
  public:
-  double link_bytes_per_s = 25e9;
-  std::vector<int64_t> lines;                   // empty: 1, 2, k, k + 1, an eighth, a quarter, half, all
-  std::vector<int64_t> decay_touches = {4096};  // of lfu-decay
+  std::vector<int64_t> lines;          // empty: 1, 2, k, k + 1, an eighth, a quarter, half, all
+  std::vector<int64_t> decay_touches;  // of lfu-decay; empty: the default
   std::function<bool()> stopping;
 
   // Traces to report on, and traces that the warm start's profile is made of, which are reported apart. `name` is what
@@ -26,7 +25,7 @@ class ReplayTable {
 
   const ExpertIdentity& identity() const { return *identity_; }
   // One object a case: split, lines, start, policy, decay_touches; hit ratios of all requests and of one-row forwards,
-  // each beside the best possible; bytes missed; bytes and link time of a one-row forward; bytes of the warm start.
+  // each beside the best possible; bytes missed, in all and by a one-row forward; bytes of the warm start.
   Json run();
   const PoolCounters& counters() const { return counters_; }  // summed over all cases
 
