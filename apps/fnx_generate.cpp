@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
 #include "libcore/cli/prompts.h"
+#include "libcore/cli/routing_options.h"
 #include "libcore/engine/scheduler.h"
 #include "libcore/format/safetensors_writer.h"
 #include "libcore/text/stream_decoder.h"
@@ -19,6 +20,7 @@ namespace {
 struct Options {
   ModelOptions model;
   PromptOptions prompts;
+  RoutingOptions routing;
   int64_t max_tokens = 128, chunk_rows = 256, parallel = 4;
   bool ignore_eos = false;
   SampleParams sampling;
@@ -28,6 +30,7 @@ struct Options {
   void add(CLI::App& app) {
     model.add(app);
     prompts.add(app);
+    routing.add(app);
     app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")
         ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
         ->capture_default_str();
@@ -150,6 +153,7 @@ void generate(const Options& o, ToolRun& run) {
   receipt.set_effective("kv_dtype", kv_dtype == DType::BF16 ? "bf16" : "fp32",
                         o.kv_dtype == "auto" ? "default" : "flag");
 
+  RoutingRecord routing(o.routing, *model.source, model.config, model.digest);
   EngineOptions eo;
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
   eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
@@ -167,6 +171,7 @@ void generate(const Options& o, ToolRun& run) {
   receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");
   receipt.set_effective("state_bytes", engine.state().bytes(), "computed");
 
+  routing.watch(engine);
   const bool jsonl = !o.prompts.jsonl.empty() || o.format == "jsonl", ids_only = !tokenizer || o.format == "ids";
   std::vector<Answer> answers(prompts.size());
   for (Answer& a : answers)
@@ -221,6 +226,7 @@ void generate(const Options& o, ToolRun& run) {
                       {"prompt_rows", stats.prompt_rows},
                       {"decode_rows", stats.decode_rows},
                       {"selecting_rows", stats.selecting_rows}};
+  routing.finish(run);
   if (eo.graphs) {
     const GraphCounters& g = engine.graph_counters();
     receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;

@@ -6,6 +6,7 @@
 
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
+#include "libcore/cli/plan_options.h"
 #include "libcore/cli/tool.h"
 #include "libcore/format/pack_survey.h"
 #include "libcore/format/synthetic_source.h"
@@ -17,6 +18,7 @@ using fnx::Json, fnx::PackFamily, fnx::PackSurvey;
 struct Options {
   std::string model, format = "table";
   bool json = false, tensors = false;
+  fnx::PlanOptions plan;
 };
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
@@ -163,6 +165,7 @@ void print_tensors(const fnx::Checkpoint& checkpoint, const std::string& format,
 
 void run(const Options& options, fnx::ToolRun& tool) {
   const std::string format = options.json ? "json" : options.format;
+  if (options.plan.plan) return fnx::run_plan(options.plan, options.model, format, tool);
   fnx::need_folder(options.model);
   const fnx::Checkpoint checkpoint(options.model, {.strict = false});
   const PackSurvey survey = fnx::survey_pack(checkpoint);
@@ -199,15 +202,20 @@ int main(int argc, char** argv) {
   const fnx::ToolInfo info{
       "fnx-inspect",
       "What a checkpoint folder holds: families, widths, codebooks, norm means, problems. Reads headers only.",
-      {"fnx-inspect --model PACK", "fnx-inspect --model PACK --tensors --format csv > tensors.csv"}};
+      {"fnx-inspect --model PACK", "fnx-inspect --model PACK --plan --vram 16GiB --ram 64GiB",
+       "fnx-inspect --model PACK --tensors --format csv > tensors.csv"}};
   return fnx::run_tool(
       argc, argv, info,
       [&](CLI::App& app) {
-        app.add_option("--model", options.model, "Checkpoint folder")->required()->type_name("DIR");
-        app.add_flag("--tensors", options.tensors, "List every tensor; as json one object a line");
+        app.add_option("--model", options.model, "Checkpoint folder, or with --plan also synth:NAME,...")
+            ->required()
+            ->type_name("DIR");
+        auto* tensors = app.add_flag("--tensors", options.tensors, "List every tensor; as json one object a line");
         auto* format = app.add_option("--format", options.format, "Form of the output")
                            ->check(CLI::IsMember({"table", "json", "csv"}));
         app.add_flag("--json", options.json, "Same as --format json")->excludes(format);
+        options.plan.add(app);
+        tensors->excludes("--plan");
       },
       [&](fnx::ToolRun& tool) { run(options, tool); });
 }

@@ -105,6 +105,7 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
   refuse_unsupported(options);
   open_source(options.model, m, run.receipt());
+  m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
   m.backend = choose_backend(options, run.receipt());
   run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;

@@ -30,6 +30,7 @@ struct OpenedModel {
   std::filesystem::path folder;          // of the checkpoint; empty for a synthetic model, which has no files
   std::vector<int32_t> synthetic_stops;  // generation stops of a synthetic model
   ModelConfig config;
+  std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
 
   // Generation stops; throws Input when the folder's configs are broken.

@@ -118,7 +118,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                batch_.most_positions,
                valid,
                greedy};
-  const bool recordable = key.rows == key.lanes;
+  const bool recordable = key.rows == key.lanes && !routing_;
   if (!graphs_.replay(key, recordable, *stream_)) {
     work();  // this call's result; the recording serves the rounds to come
     if (recordable) graphs_.record(key, *stream_, work);

@@ -38,6 +38,9 @@ class Engine {
   // Called with the stream stack [R, n, H] that enters layer `layer`; layer == layers() is the stack before the mixer.
   using Probe = std::function<void(int64_t layer, const View& stack)>;
 
+  // Called with the router's choice [rows, k] of a layer, slots in order; layer layers() is the draft head.
+  using Routing = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
+
   // `weights` and `backend` outlive the engine; engines may share them, one running at a time.
   Engine(const Weights& weights, Backend& backend, const EngineOptions& options);
 
@@ -51,6 +54,8 @@ class Engine {
   // With a draft head, also absorbs the draft rows whose next token is now known. Does not wait for the device.
   void forward(std::span<const LaneInput> lanes, const Probe& probe = nullptr);
   int64_t rows() const { return batch_.rows; }
+  // Every layer of every later forward waits for the device and reports, and no round is recorded; null ends that.
+  void on_routing(Routing routing) { routing_ = std::move(routing); }
 
   // forward(), then the draws, at most one a slot: ids in [0, valid) in the order of `draws`. Waits for the device
   // once, and not at all without draws.
@@ -113,6 +118,7 @@ class Engine {
   void launch_forward(const Probe& probe);
   void launch_draws(int64_t valid, bool greedy);
   void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
+  void report_routing(const Layer& layer, const View& ids);
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
   void absorb_drafts();
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
@@ -123,6 +129,7 @@ class Engine {
   EngineOptions options_;
   std::unique_ptr<Stream> stream_;
   StatePool state_;
+  Routing routing_;
   Staging staging_;
   GraphCache graphs_;
   std::vector<Buffer> buffers_;

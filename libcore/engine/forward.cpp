@@ -59,6 +59,7 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
+  if (routing_) report_routing(layer, ids);
   ops.experts(s, *m.experts, u, ids, slots);
   View shared;
   if (!m.shared_in_bank()) {
@@ -70,6 +71,22 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   }
   ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
   ops.hc_inject(s, inj, y, stack);
+}
+
+void Engine::report_routing(const Layer& layer, const View& ids) {
+  std::vector<int32_t> host(static_cast<size_t>(ids.size()));
+  View to = ids;
+  to.data = reinterpret_cast<std::byte*>(host.data()), to.space = Space::Host;
+  backend_.copy(*stream_, to, ids);
+  stream_->synchronize();
+  // Without the shared expert's column, where the bank holds it.
+  const auto columns = static_cast<size_t>(ids.shape[1]), routed = static_cast<size_t>(config().experts_per_token);
+  size_t kept = 0;
+  for (size_t i = 0; i < host.size(); ++i)
+    if (i % columns < routed) host[kept++] = host[i];
+  host.resize(kept);
+  const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
+  routing_(draft ? config().layers() : &layer - weights_.layers.data(), host);
 }
 
 void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {

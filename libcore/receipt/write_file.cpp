@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/error.h"
+#include "libcore/receipt/private_file.h"
 #include "libcore/receipt/receipt.h"
 
 namespace fnx {
@@ -31,9 +32,8 @@ int write_and_close(int fd, std::string_view bytes) {
   return error;
 }
 
-}  // namespace
-
-void write_file_atomic(const fs::path& file, std::string_view bytes) {
+// `mode` is that of a new file, less the umask.
+void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
   static std::atomic<unsigned> counter{0};
   std::error_code ignored;
   // A link is followed, so that the file it names is replaced and the link stays.
@@ -49,7 +49,7 @@ void write_file_atomic(const fs::path& file, std::string_view bytes) {
   const fs::path temporary =
       target.parent_path() /
       ("." + target.filename().string() + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".tmp");
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (fd < 0) fail(file, "cannot be written", errno);
   int error = write_and_close(fd, bytes);
   if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) error = errno;
@@ -58,5 +58,11 @@ void write_file_atomic(const fs::path& file, std::string_view bytes) {
     fail(file, "cannot be written", error);
   }
 }
+
+}  // namespace
+
+void write_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0666); }
+
+void write_private_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0600); }
 
 }  // namespace fnx

@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <chrono>
 #include <fstream>
@@ -154,4 +155,34 @@ TEST_CASE("inspect: reads the published layout within 5 processor seconds and 1 
   CHECK(record["user_s"].get<double>() + record["system_s"].get<double>() < 5.0);
   CHECK(record["peak_rss_bytes"].get<uint64_t>() < uint64_t{1} << 30);
 #endif
+}
+
+TEST_CASE("inspect: --plan says what fits where, and fails a gate when nothing does") {
+  const auto plan = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {fnx::tool_path("fnx-inspect"), "--plan"});
+    return run_command(more);
+  };
+  const std::vector<std::string> published = {"--model", "synth:flash-next-3.05bpw", "--vram", "16GiB", "--ram",
+                                              "64GiB"};
+  const RunResult fits = plan(published);
+  CHECK(fits.exit_code == 0);
+  const Json receipt = read_receipt(fits, "fnx-inspect");
+  const Json& result = receipt["result"];
+  CHECK(result["fits"] == true);
+  CHECK(result["device_bytes"].get<uint64_t>() <= uint64_t{16} << 30);
+  uint64_t device = 0;
+  for (const Json& row : result["rows"])
+    if (row["place"] == "device") device += row["bytes"].get<uint64_t>();
+  CHECK(result["device_bytes"] == device);
+  CHECK(receipt["evidence"]["token_link_ms"].get<double>() == doctest::Approx(48 * 1843200 / 25e6));
+  CHECK(fits.out.find(fmt::format("{} expert lines a layer", result["expert_lines"].get<int64_t>())) !=
+        std::string::npos);
+
+  const RunResult small = plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "1MiB"});
+  CHECK(small.exit_code == 1);
+  CHECK(small.out.find("hold no expert line") != std::string::npos);
+  CHECK(plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "16 potatoes"}).exit_code == 2);
+  CHECK(run_command(
+            {fnx::tool_path("fnx-inspect"), "--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "1GiB"})
+            .exit_code == 2);
 }

@@ -1,0 +1,40 @@
+// What a run of the model leaves behind of its routing: a trace, and counts in a profile.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "libcore/cli/tool.h"
+#include "libcore/engine/engine.h"
+#include "libcore/engine/expert_profile.h"
+#include "libcore/engine/expert_trace.h"
+#include "libcore/format/tensor_source.h"
+
+namespace fnx {
+
+struct RoutingOptions {
+  std::string trace_file, profile_dir;
+
+  void add(CLI::App& app);
+};
+
+class RoutingRecord {
+ public:
+  // Loads the profile, so that one that does not match ends the run before it starts. `checkpoint` is the digest of its
+  // fingerprint.
+  RoutingRecord(const RoutingOptions& options, const TensorSource& source, const ModelConfig& config,
+                const std::string& checkpoint);
+
+  // Asks the engine for its routing when one of the options is given. The record outlives the engine's forwards.
+  void watch(Engine& engine);
+  // Writes what was asked for, and the evidence.
+  void finish(ToolRun& run);
+
+ private:
+  RoutingOptions options_;
+  std::unique_ptr<TraceRecorder> trace_;
+  std::unique_ptr<ProfileRun> profile_;
+  uint64_t choices_ = 0;
+};
+
+}  // namespace fnx
