@@ -173,6 +173,8 @@ const std::vector<std::pair<std::string, std::string>>& launch_parts() {
                                                                          {"gdn_norm", "gdn"},
                                                                          {"hc_down", "hc_mix"},
                                                                          {"hc_up", "hc_mix"},
+                                                                         {"hc_down_row", "hc_mix"},
+                                                                         {"hc_up_row", "hc_mix"},
                                                                          {"qsa_scores", "qsa_select"}};
   return parts;
 }
