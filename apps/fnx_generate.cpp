@@ -163,6 +163,7 @@ void generate(const Options& o, ToolRun& run) {
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
   eo.max_rows = parallel * std::min(o.chunk_rows, longest);
   eo.graphs = o.model.graph == "on", eo.inject_capture_failures = o.model.inject_capture_failure;
+  if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, o.mtp_logits, run);
   Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())

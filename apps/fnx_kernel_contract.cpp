@@ -20,7 +20,7 @@ struct Options {
   std::vector<std::string> filters;
   std::string gates = "1,2,3,4";
   double time_cap = 0;
-  bool list = false, qualify = false;
+  bool list = false, qualify = false, small = false;
 };
 
 contract::Options contract_options(const Options& options) {
@@ -33,6 +33,7 @@ contract::Options contract_options(const Options& options) {
     out.gates[static_cast<size_t>(gate - 1)] = true;
   }
   out.seconds = options.time_cap;
+  out.small = options.small;
   out.device = contract::device_present();
   return out;
 }
@@ -62,6 +63,14 @@ std::string list_text(const contract::Options& options) {
 
 Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(); }
 
+Json comparison(const contract::Comparison& c) {
+  return {{"values_checked", c.values},
+          {"values_unbounded", c.unbounded},
+          {"worst_bound_ratio", number_or_null(c.worst_fraction)},
+          {"worst_at", c.worst_at},
+          {"relative_norm_ratio", number_or_null(c.relative_norm())}};
+}
+
 Json kernel_result(const contract::KernelReport& k) {
   Json out{{"id", k.kernel->record().id}};
   out["gates"] = Json::array();
@@ -72,11 +81,13 @@ Json kernel_result(const contract::KernelReport& k) {
                                 {"detail", k.gates[g].detail}});
   out["against_cpu"] =
       Json{{"outcome", contract::outcome_name(k.against_cpu.outcome)}, {"detail", k.against_cpu.detail}};
-  out["values_checked"] = k.values.values;
-  out["values_unbounded"] = k.values.unbounded;
-  out["worst_bound_ratio"] = number_or_null(k.values.worst_fraction);
-  out["worst_at"] = k.values.worst_at;
-  out["relative_norm_ratio"] = number_or_null(k.values.relative_norm());
+  out.update(comparison(k.values));
+  out["shapes"] = Json::array();
+  for (const auto& [label, values] : k.by_shape) {
+    Json shape{{"shape", label}};
+    shape.update(comparison(values));
+    out["shapes"].push_back(std::move(shape));
+  }
   out["resources"] = Json::array();
   for (const contract::SymbolResources& r : k.resources)
     out["resources"].push_back(Json{{"symbol", r.name},
@@ -151,8 +162,8 @@ void run(const Options& options, ToolRun& tool) {
     throw Error(ErrorKind::Usage,
                 fmt::format("no kernel's id holds {}; see --list", fmt::join(options.filters, " or ")));
   if (options.list) return tool.print(listed);
-  const bool whole = options.filters.empty() && gate_names(how) == "1-4";
-  if (options.qualify && !whole) throw Error(ErrorKind::Usage, "--qualify needs every kernel and every gate");
+  const bool whole = options.filters.empty() && gate_names(how) == "1-4" && !options.small;
+  if (options.qualify && !whole) throw Error(ErrorKind::Usage, "--qualify needs every kernel, gate and shape");
 
   const contract::Report report = contract::run_contract(how);
   tool.print(fmt::format("{:<18} {:<13} {:<13} {:<13} {:<13} {:>9} {:>7} {:>9} {:>7} {:>6}\n", "kernel", "resources",
@@ -196,6 +207,7 @@ int main(int argc, char** argv) {
         app.add_option("--time-cap", options.time_cap, "Seconds after which the run counts as not completed; 0: none")
             ->check(CLI::NonNegativeNumber)
             ->type_name("S");
+        app.add_flag("--small", options.small, "Small shapes only, as under a memory or race checker");
         app.add_flag("--qualify", options.qualify,
                      "When all passes, record that this architecture may run these kernels");
       },

@@ -214,6 +214,9 @@ class Backend {
   virtual void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) = 0;
   // y[r] = W x[r] + bias. x [R, in], y [R, out].
   virtual void linear(Stream&, const Linear&, View x, View y) = 0;
+  // y_i[r] = W_i x[r] + bias_i, of linears that share x. A backend may choose their sum orders together: the same for
+  // any number of rows, and not always those of linear().
+  virtual void linears(Stream&, std::span<const Linear* const>, View x, std::span<const View> y) = 0;
   // out[r] = a[r] + b[r / repeat]: a, out [R * repeat, W], b [R, W]. out may be a.
   virtual void add(Stream&, int64_t repeat, View a, View b, View out) = 0;
 
@@ -237,13 +240,15 @@ class Backend {
   virtual void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) = 0;
 
   // p = softmax(logits); the k largest in descending order, ties to the lower id; renormalised to sum 1 when asked.
-  // logits [R, E] -> ids I32 [R, k], weights F32 [R, k].
+  // logits [R, E] -> ids I32 [R, k], weights F32 [R, k]. ids may have one more column: it is filled with E, the expert
+  // after the routed ones.
   virtual void router(Stream&, bool normalise, View logits, View ids, View weights) = 0;
   // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H].
   virtual void experts(Stream&, const ExpertBank&, View x, View ids, View slots) = 0;
   // out = silu(gate) * up, element by element.
   virtual void swiglu(Stream&, View gate, View up, View out) = 0;
-  // y[r] = sum_j weights[r, j] * slots[r, j] in slot order, then + sigmoid(shared_gate[r]) * shared[r].
+  // y[r] = sum_j weights[r, j] * slots[r, j] in slot order, then + sigmoid(shared_gate[r]) * shared[r]. slots [R, k,
+  // H]; or [R, k + 1, H], whose last is the shared expert's, and shared is empty.
   virtual void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) = 0;
 
   // Decodes gathered table rows: packed I16 [R, heads, 1 + dim * bits / 16], or plain [R, heads, dim] when bits is 0;
@@ -270,6 +275,7 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
 struct CudaOptions {
   int device = 0;
   uint64_t memory_limit = 0;  // most bytes of device memory to use; 0: what is free
+  bool plan = false;          // count memory, allocate and run nothing: needs no device; views have no memory
 };
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options = {});
 

@@ -31,6 +31,13 @@ struct Expectation {
     value.push_back(b.value);
     bound.push_back(b.error);
   }
+  // Sets the elements from `first` on.
+  void put(int64_t first, const std::vector<Bounded>& list) {
+    for (size_t i = 0; i < list.size(); ++i) {
+      value[static_cast<size_t>(first) + i] = list[i].value;
+      bound[static_cast<size_t>(first) + i] = list[i].error;
+    }
+  }
 };
 
 struct Comparison {

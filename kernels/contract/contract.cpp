@@ -1,9 +1,12 @@
 #include "kernels/contract/contract.h"
 
 #include <algorithm>
+#include <exception>
+#include <thread>
 
 #include "kernels/contract/device.h"
 #include "kernels/contract/families.h"
+#include "kernels/cpu/threads.h"
 #include "kernels/error.h"
 
 namespace fnx::contract {
@@ -13,6 +16,9 @@ namespace {
 const std::vector<Kind> kEveryKind(std::begin(kAllKinds), std::end(kAllKinds));
 // Bits are compared where rounding is certain and where the order of additions shows.
 const std::vector<Kind> kBitKinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
+
+// A case of a large shape takes some hundred MB, which more threads would multiply.
+constexpr unsigned kMostThreads = 16;
 
 // A failed launch leaves the device unusable for the rest of the process.
 struct DeviceLost {};
@@ -68,8 +74,10 @@ void run_kernel(const Options& options, const Kernel& kernel, const Deadline& de
   const Implementation host = kernel.host_implementation();
   const Implementation device = options.device ? kernel.device() : Implementation{};
   const Implementation& tested = options.device ? device : host;
-  const Cases values{kernel.shapes(options.device ? Effort::Device : Effort::Host), kEveryKind};
-  const Cases bits{values.shapes, kBitKinds};
+  const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads));
+  const Cases values{kernel.shapes(options.device && !options.small ? Effort::Device : Effort::Host), kEveryKind,
+                     threads};
+  const Cases bits{values.shapes, kBitKinds, threads};
   const auto run = [&](int gate, const std::function<GateResult()>& body) {
     GateResult& result = report.gates[static_cast<size_t>(gate - 1)];
     if (!options.gates[static_cast<size_t>(gate - 1)]) {
@@ -87,26 +95,43 @@ void run_kernel(const Options& options, const Kernel& kernel, const Deadline& de
     run(1, [&] { return measure_resources(kernel, values, deadline, report.resources); });
   else
     report.gates[0].detail = "no device";
-  run(2, [&] { return check_values(kernel, tested, values, deadline, report.values); });
+  run(2, [&] {
+    std::vector<Comparison> found;
+    const GateResult result = check_values(kernel, tested, values, deadline, found);
+    for (size_t i = 0; i < found.size(); ++i) {
+      report.values.merge(found[i]);
+      report.by_shape.emplace_back(values.shapes[i].label, found[i]);
+    }
+    return result;
+  });
   run(3, [&] { return check_bits(kernel, tested, bits, deadline); });
   run(4, [&] { return check_refusals(kernel, tested, deadline); });
   guarded(report.against_cpu, [&] { return compare_with_cpu(kernel, deadline); });
 
-  const auto plant = [&](const Control& control, const Implementation& sound) {
-    report.controls.push_back({control.name, control.gate, sound.name, false, "the time was up"});
-    ControlResult& result = report.controls.back();
-    try {
-      result = run_control(kernel, control, sound, deadline);
-    } catch (const Error& error) {
-      result.detail = error.what();
-      if (error.kind() == ErrorKind::Device) throw DeviceLost{};
-    }
-  };
+  std::vector<std::pair<Control, const Implementation*>> plants;
   for (const Control& control : all_controls(kernel)) {
     if (!options.gates[static_cast<size_t>(control.gate - 1)]) continue;
-    plant(control, host);
-    if (device.launch && !control.host_only) plant(control, device);
+    plants.emplace_back(control, &host);
+    if (device.launch && !control.host_only) plants.emplace_back(control, &device);
   }
+  for (const auto& [control, sound] : plants)
+    report.controls.push_back({control.name, control.gate, sound->name, false, "the time was up"});
+  std::vector<std::exception_ptr> thrown(plants.size());
+  cpu::ThreadPool pool(threads);
+  pool.run(static_cast<int64_t>(plants.size()), [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    ControlResult& result = report.controls[at];
+    try {
+      result = run_control(kernel, plants[at].first, *plants[at].second, deadline);
+    } catch (const Error& error) {
+      result.detail = error.what();
+      if (error.kind() == ErrorKind::Device) thrown[at] = std::make_exception_ptr(DeviceLost{});
+    } catch (...) {
+      thrown[at] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& e : thrown)
+    if (e) std::rethrow_exception(e);
 }
 
 }  // namespace
@@ -121,6 +146,9 @@ const KernelList& registry() {
     add_dense(all);
     add_plain(all);
     add_gdn(all);
+    all.push_back(qsa_write_entry());
+    all.push_back(qsa_select_entry());
+    all.push_back(qsa_attend_entry());
     add_sample(all);
     add_ple(all);
     return all;

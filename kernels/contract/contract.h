@@ -18,6 +18,7 @@ struct Options {
   std::vector<std::string> filters;  // parts of kernel ids; empty: all
   std::array<bool, 4> gates = {true, true, true, true};
   bool device = false;  // the CUDA kernels; otherwise the host implementations
+  bool small = false;   // the host's shapes on the device too
   double seconds = 0;   // time cap; 0: none
   std::function<bool()> stopping;
   std::function<void(const std::string& kernel, size_t done, size_t total)> progress;
@@ -26,8 +27,9 @@ struct Options {
 struct KernelReport {
   const Kernel* kernel = nullptr;
   std::array<GateResult, 4> gates;  // gate g at [g - 1]
-  Comparison values;                // of gate 2
-  GateResult against_cpu;           // the host implementation beside kernels/cpu
+  Comparison values;                // of gate 2, all shapes
+  std::vector<std::pair<std::string, Comparison>> by_shape;
+  GateResult against_cpu;  // the host implementation beside kernels/cpu
   std::vector<ControlResult> controls;
   std::vector<SymbolResources> resources;
   double seconds = 0;

@@ -173,11 +173,19 @@ std::vector<Control> all_controls(const Kernel& kernel) {
     sound.launch(problem);
     if (problem.rows > 16) flip_last_bit(problem);
   }));
-  auto launches = std::make_shared<int>(0);
-  list.push_back(launch_control("stale counter", [launches](const Implementation& sound, Problem& problem) {
-    sound.launch(problem);
-    if (++*launches % 2 == 0) flip_last_bit(problem);
-  }));
+  list.push_back({"stale counter",
+                  3,
+                  [](const Implementation& sound) {
+                    Implementation faulty = sound;
+                    // Of this plant alone: host and device may run beside each other.
+                    faulty.launch = [sound, launches = std::make_shared<int>(0)](Problem& problem) {
+                      sound.launch(problem);
+                      if (++*launches % 2 == 0) flip_last_bit(problem);
+                    };
+                    return faulty;
+                  },
+                  false,
+                  {}});
   list.push_back(launch_control("bits of the layout", [](const Implementation& sound, Problem& problem) {
     sound.launch(problem);
     if (problem.operands.front().offset != kGuard) flip_last_bit(problem);
@@ -231,7 +239,7 @@ ControlResult run_control(const Kernel& kernel, const Control& control, const Im
   const Record& record = kernel.record();
   const Cases cases{kernel.shapes(Effort::Host), {std::begin(kAllKinds), std::end(kAllKinds)}};
   GateResult result;
-  Comparison total;
+  std::vector<Comparison> found;
   if (control.gate == 1) {
     std::vector<SymbolResources> measured;
     for (const SymbolRecord& s : record.symbols)
@@ -241,7 +249,7 @@ ControlResult run_control(const Kernel& kernel, const Control& control, const Im
     result = check_resources(record, measured);
   } else {
     const Implementation faulty = control.plant(sound);
-    if (control.gate == 2) result = check_values(kernel, faulty, cases, deadline, total);
+    if (control.gate == 2) result = check_values(kernel, faulty, cases, deadline, found);
     if (control.gate == 3) result = check_bits(kernel, faulty, cases, deadline);
     if (control.gate == 4) result = check_refusals(kernel, faulty, deadline);
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "kernels/cuda/harness.h"
 #include "kernels/error.h"
@@ -72,6 +73,8 @@ std::string device_architecture() {
 Implementation device_implementation(Enqueue enqueue) {
   if (!device_present()) return {};
   auto memory = std::make_shared<Memory>();
+  // Callers' threads share one set of buffers.
+  auto turn = std::make_shared<std::mutex>();
   const auto run = [memory](Problem& problem, const std::function<void()>& work) {
     memory->load(problem);
     try {
@@ -82,8 +85,13 @@ Implementation device_implementation(Enqueue enqueue) {
     }
     memory->store(problem);
   };
-  return {"device", [=](Problem& problem) { run(problem, [&] { enqueue(problem, *memory); }); },
+  return {"device",
           [=](Problem& problem) {
+            const std::lock_guard lock(*turn);
+            run(problem, [&] { enqueue(problem, *memory); });
+          },
+          [=](Problem& problem) {
+            const std::lock_guard lock(*turn);
             // Workspaces and constants are made before the capture, which may neither allocate nor copy.
             Problem rehearsal = problem;
             run(rehearsal, [&] { enqueue(rehearsal, *memory); });

@@ -67,4 +67,11 @@ Expectation expect_elements(const Operand& operand, const std::function<Bounded(
   return e;
 }
 
+Expectation expect_unchanged(const Operand& operand) {
+  Expectation e{operand.name, std::vector<double>(static_cast<size_t>(operand.size())), {}};
+  for (int64_t i = 0; i < operand.size(); ++i) e.value[static_cast<size_t>(i)] = operand.at(i);
+  e.bound.assign(e.value.size(), 0.0);
+  return e;
+}
+
 }  // namespace fnx::contract

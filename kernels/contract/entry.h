@@ -29,10 +29,9 @@ struct Entry {
 
 std::unique_ptr<Kernel> make_kernel(Entry entry);
 
-// Relative errors of functions in fp32, expf and log1pf within 2 ulp.
-inline constexpr double kSigmoidRoundings = 8;
-
 // An exact expectation: every element of an operand equals `value(i)`.
 Expectation expect_elements(const Operand& operand, const std::function<Bounded(int64_t)>& element);
+// An operand's elements as they are.
+Expectation expect_unchanged(const Operand& operand);
 
 }  // namespace fnx::contract

@@ -1,6 +1,7 @@
 #include "kernels/contract/entry_tools.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/error.h"
 #include "kernels/float16.h"
@@ -53,5 +54,40 @@ void store_row(Operand& operand, int64_t r, const float* values) {
   else
     std::copy_n(values, width, operand.as<float>() + r * width);
 }
+
+Bounded times(Bounded a, Bounded b) {
+  const double value = a.value * b.value;
+  return {value,
+          std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error + kUnit * std::abs(value)};
+}
+
+Bounded inverse_rms(const Bounded* x, size_t count, double n, double eps, double roundings) {
+  double sum = 0, carried = 0;
+  for (size_t i = 0; i < count; ++i) {
+    sum += x[i].value * x[i].value;
+    carried += (2 * std::abs(x[i].value) + x[i].error) * x[i].error;
+  }
+  const double mean = sum / n + eps, relative = carried / n / mean, value = 1.0 / std::sqrt(mean);
+  return {value, relative < 0.5 ? value * (relative + gamma(roundings)) : std::nan("")};
+}
+
+Bounded sigmoid_reference(Bounded x) {
+  const double value = 1.0 / (1.0 + std::exp(-x.value));
+  return {value, 0.25 * x.error + gamma(kSigmoidRoundings) * value + 0x1p-120};
+}
+
+float sigmoid_value(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+Bounded swiglu_reference(Bounded gate, Bounded up) {
+  const double s = gate.value / (1.0 + std::exp(-gate.value));
+  const double value = s * up.value;
+  // The slope of silu lies within (-0.1, 1.1).
+  const double s_error = 1.1 * gate.error, most_up = std::abs(up.value) + up.error;
+  const double carried = s_error * most_up + std::abs(s) * up.error;
+  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up +
+                     (gate.value - gate.error > -80 ? 0x1p-148 : 1e-36) * (most_up + 1.0)};
+}
+
+float swiglu_value(float gate, float up) { return gate / (1.0f + std::exp(-gate)) * up; }
 
 }  // namespace fnx::contract

@@ -1,6 +1,7 @@
 // Routed experts: gate and up, activation, down; each (row, slot) by itself.
 #include "kernels/contract/families.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/contract/controls.h"
@@ -23,10 +24,10 @@ int splits_of(int64_t in, int64_t out) {
 #endif
 }
 
-// Widths of expert e's projections, in half bits; experts and projections differ.
-int half_bits_of(int64_t e, int projection) {
-  constexpr int kWidths[] = {6, 8, 7, 10};
-  return kWidths[(e + projection) % 4];
+// Widths of expert e's projections, in half bits: every width in turn, the half ones where the problem has them.
+int half_bits_of(const Problem& p, int64_t e, int projection) {
+  constexpr int kWidths[] = {6, 8, 10, 2, 12, 4, 16, 14, 7, 3, 5};
+  return kWidths[(3 * e + projection) % (p.number("half_widths") != 0 ? 11 : 8)];
 }
 
 struct Expert {
@@ -50,11 +51,11 @@ struct Layout {
     }
     for (int64_t e = 0; e < p.number("experts"); ++e) {
       first_word.push_back(words);
-      for (int i = 0; i < 3; ++i) words += projection_words(e, i);
+      for (int i = 0; i < 3; ++i) words += projection_words(p, e, i);
     }
   }
-  int64_t projection_words(int64_t e, int i) const {
-    return in[i] / exl3::kTile * (out[i] / exl3::kTile) * exl3::tile_words(half_bits_of(e, i));
+  int64_t projection_words(const Problem& p, int64_t e, int i) const {
+    return in[i] / exl3::kTile * (out[i] / exl3::kTile) * exl3::tile_words(half_bits_of(p, e, i));
   }
   // Pointers of expert e into the three operands that begin at these addresses.
   Expert expert(const Problem& p, int64_t e, const uint16_t* words_at, const uint16_t* suh, const uint16_t* svh) const {
@@ -65,12 +66,12 @@ struct Layout {
                    out[i],
                    static_cast<int>(p.number(i == 2 ? "down_splits" : "splits")),
                    static_cast<exl3::Codebook>(p.number("codebook")),
-                   half_bits_of(e, i),
+                   half_bits_of(p, e, i),
                    at,
                    suh + e * scales_in_all + scales_in[i],
                    svh + e * scales_out_all + scales_out[i],
                    nullptr};
-      at += projection_words(e, i);
+      at += projection_words(p, e, i);
     }
     return x;
   }
@@ -82,6 +83,16 @@ Expert host_expert(const Problem& p, const Layout& layout, int64_t e) {
 
 // The expert of the last id is not held, as on a rank that holds the others.
 bool held(const Problem& p, int32_t id) { return id >= 0 && id + 1 < p.number("experts"); }
+
+// Held experts that a row of the problem asks for.
+std::vector<int64_t> asked(const Problem& p) {
+  std::vector<int64_t> experts;
+  const Operand& ids = p["ids"];
+  for (int32_t e = 0; held(p, e); ++e)
+    if (std::find(ids.as<int32_t>(), ids.as<int32_t>() + ids.size(), e) != ids.as<int32_t>() + ids.size())
+      experts.push_back(e);
+  return experts;
+}
 
 enum class Fault : uint8_t { None, UpSkipped, GateAndUpSwapped, SiluSkipped };
 
@@ -95,11 +106,11 @@ class ExpertsKernel : public Kernel {
       record_.symbols.push_back({"exl3_down_few_kernel", 256, 64, 48 * 1024, 0, 0});
     }
     for (const char* name : {"exl3_gate_up_many_kernel", "exl3_down_many_kernel"})
-      record_.symbols.push_back({name, 256, 128, 0, kSharedLimit, 0});
+      record_.symbols.push_back({name, 256, 128, 0, kSharedLimit, 192});
     for (const char* name : {"exl3_count_kernel", "exl3_order_kernel"})
-      record_.symbols.push_back({name, 256, 64, 48 * 1024, 0, 0});
-    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 64, 48 * 1024, 0, 0});
-    record_.symbols.push_back({"exl3_units_kernel", 1024, 64, 48 * 1024, 0, 0});
+      record_.symbols.push_back({name, 256, 64, 0, 0, 0});
+    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 64, 0, 0, 0});
+    record_.symbols.push_back({"exl3_units_kernel", 1024, 64, 16 * 1024, 0, 0});
     record_.domain =
         "hidden and width multiples of 128 to 65536; rows, slots and experts from 1; widths of each projection of each "
         "expert by themselves; one codebook";
@@ -120,21 +131,26 @@ class ExpertsKernel : public Kernel {
   const Record& record() const override { return record_; }
 
   std::vector<Shape> shapes(Effort effort) const override {
-    const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots) {
+    using exl3::Codebook;
+    const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots, Codebook codebook) {
       return Shape{std::to_string(experts) + " experts [" + std::to_string(width) + ", " + std::to_string(hidden) +
-                       "], " + std::to_string(slots) + " slots",
+                       "] " + exl3::codebook_name(codebook) + ", " + std::to_string(slots) + " slots",
                    {{"hidden", hidden},
                     {"width", width},
                     {"experts", experts},
                     {"slots", slots},
-                    {"codebook", static_cast<int64_t>(exl3::Codebook::Mul1)},
+                    {"codebook", static_cast<int64_t>(codebook)},
+                    {"half_widths", codebook == Codebook::Mul1},
                     {"splits", splits_of(hidden, width)},
                     {"down_splits", splits_of(width, hidden)}}};
     };
-    if (effort == Effort::Host) return {shape(256, 128, 6, 3)};
-    return {shape(256, 128, 6, 3), shape(2560, 640, 12, 10)};
+    // Few pairs and, at the rows of gate 3, more than the few-row kernels take.
+    if (effort == Effort::Host) return {shape(256, 128, 7, 6, Codebook::Mul1)};
+    return {shape(256, 128, 7, 6, Codebook::Mul1), shape(256, 128, 6, 3, Codebook::Mcg),
+            shape(256, 128, 6, 3, Codebook::ThreeInst), shape(2560, 640, 12, 10, Codebook::Mul1)};
   }
 
+  int64_t value_rows() const override { return 4; }
   int64_t bit_rows() const override { return 150; }
 
   Problem make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) const override {
@@ -244,10 +260,10 @@ class ExpertsKernel : public Kernel {
     const int64_t slots = p.number("slots"), hidden = p.number("hidden"), width = p.number("width");
     Expectation out{"slots", std::vector<double>(static_cast<size_t>(p.rows * slots * hidden), 0.0),
                     std::vector<double>(static_cast<size_t>(p.rows * slots * hidden), kUntouched)};
-    for (int64_t e = 0; e < p.number("experts"); ++e) {
-      if (!held(p, static_cast<int32_t>(e))) continue;
+    for (const int64_t e : asked(p)) {
       const Expert x = host_expert(p, layout, e);
-      const Exl3Reference layers[3] = {Exl3Reference(x.part[0]), Exl3Reference(x.part[1]), Exl3Reference(x.part[2])};
+      const Exl3Reference layers[3] = {Exl3Reference(x.part[0]), Exl3Reference(x.part[1]),
+                                       Exl3Reference(x.part[2], true)};
       for (int64_t at = 0; at < p.rows * slots; ++at) {
         if (p["ids"].as<int32_t>()[at] != e) continue;
         const std::vector<Bounded> row = exact_row(p["x"], at / slots);
@@ -255,10 +271,7 @@ class ExpertsKernel : public Kernel {
         std::vector<Bounded> h(static_cast<size_t>(width));
         for (size_t i = 0; i < h.size(); ++i) h[i] = swiglu_reference(gate[i], up[i]);
         const auto y = layers[2].row(h, rotation);
-        for (size_t i = 0; i < y.size(); ++i) {
-          out.value[static_cast<size_t>(at * hidden) + i] = y[i].value;
-          out.bound[static_cast<size_t>(at * hidden) + i] = y[i].error;
-        }
+        out.put(at * hidden, y);
       }
     }
     return out;
@@ -269,8 +282,7 @@ class ExpertsKernel : public Kernel {
     const int64_t slots = p.number("slots"), hidden = p.number("hidden");
     const auto width = static_cast<size_t>(p.number("width"));
     std::vector<float> gate(width), up(width), h(width);
-    for (int64_t e = 0; e < p.number("experts"); ++e) {
-      if (!held(p, static_cast<int32_t>(e))) continue;
+    for (const int64_t e : asked(p)) {
       const Expert x = host_expert(p, layout, e);
       const std::vector<float> w[3] = {decode(x.part[0]), decode(x.part[1]), decode(x.part[2])};
       for (int64_t at = 0; at < p.rows * slots; ++at) {

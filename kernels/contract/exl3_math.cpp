@@ -1,6 +1,7 @@
 #include "kernels/contract/exl3_math.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/float16.h"
@@ -24,20 +25,32 @@ void butterflies(T* v) {
       }
 }
 
+// What each of a codebook's 65536 states means: matrices are decoded many times.
+const std::vector<float>& values_by_state(exl3::Codebook codebook) {
+  static const auto tables = [] {
+    std::array<std::vector<float>, 3> all;
+    for (size_t c = 0; c < all.size(); ++c)
+      for (uint32_t s = 0; s < 65536; ++s)
+        all[c].push_back(f16_to_f32(exl3::decode_state(static_cast<uint16_t>(s), static_cast<exl3::Codebook>(c))));
+    return all;
+  }();
+  return tables.at(static_cast<size_t>(codebook));
+}
+
 int split_begin(const Exl3Matrix& m, int s) { return 2 * static_cast<int>(m.in / 32 * s / m.splits); }
 
 }  // namespace
 
 std::vector<float> decode(const Exl3Matrix& m) {
   std::vector<float> w(static_cast<size_t>(m.in * m.out));
+  const std::vector<float>& value = values_by_state(m.codebook);
   const int64_t columns = m.out / exl3::kTile;
   for (int64_t tile = 0; tile < m.in / exl3::kTile * columns; ++tile) {
     const uint16_t* words = m.trellis + tile * exl3::tile_words(m.half_bits);
     for (int p = 0; p < exl3::kTileValues; ++p) {
       const int64_t row = tile / columns * exl3::kTile + exl3::value_row(p);
       const int64_t column = tile % columns * exl3::kTile + exl3::value_column(p);
-      w[static_cast<size_t>(row * m.out + column)] =
-          f16_to_f32(exl3::decode_state(exl3::tile_state(words, p, m.half_bits), m.codebook));
+      w[static_cast<size_t>(row * m.out + column)] = value[exl3::tile_state(words, p, m.half_bits)];
     }
   }
   return w;
@@ -103,7 +116,7 @@ void linear_row(const Exl3Matrix& m, const std::vector<float>& decoded, const fl
   }
 }
 
-Exl3Reference::Exl3Reference(const Exl3Matrix& m) : m_(m), decoded_(decode(m)) {
+Exl3Reference::Exl3Reference(const Exl3Matrix& m, bool carries) : m_(m), decoded_(decode(m)) {
   std::vector<double> w(decoded_.begin(), decoded_.end());
   // Rounded up, because magnitudes of bounds must not shrink.
   const auto magnitudes = [&] {
@@ -117,6 +130,7 @@ Exl3Reference::Exl3Reference(const Exl3Matrix& m) : m_(m), decoded_(decode(m)) {
       w[static_cast<size_t>(i)] *= kExactScale * double{f16_to_f32(m.svh[i % m.out])};
   }
   after_ = magnitudes();
+  if (!carries) return;
   double column[kBlock];
   for (int64_t b = 0; b < m.in; b += kBlock)
     for (int64_t n = 0; n < m.out; ++n) {
@@ -141,7 +155,7 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
       magnitude += (std::abs(x[b + i].value) + x[b + i].error) * std::abs(scale);
       given += x[b + i].error * std::abs(scale);
     }
-    carries = carries || given > 0;
+    carries = carries || (given > 0 && !whole_.empty());
     butterflies(v);
     // Products below the smallest normal number round to multiples of 2^-149.
     const double rho = gamma(10) * magnitude * kExactScale + kBlock * 0x1p-149, error = rho + given * kExactScale;
@@ -156,7 +170,7 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
   for (size_t k = 0; k < in; ++k) {
     const Bounded a = xh[k];
     const double most = std::abs(a.value) + a.error;
-    const float *w = &decoded_[k * out], *after = &after_[k * out], *layer = &whole_[k * out];
+    const float *w = &decoded_[k * out], *after = &after_[k * out];
     for (size_t n = 0; n < out; ++n) {
       z[n] += a.value * w[n];
       magnitude[n] += most * std::abs(double{w[n]});
@@ -166,8 +180,10 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
         carried[n] += a.error * std::abs(double{w[n]});
         through[n] += a.error * after[n];
       }
-    if (carries)
+    if (carries) {
+      const float* layer = &whole_[k * out];
       for (size_t n = 0; n < out; ++n) whole[n] += x[k].error * layer[n] + rounding[k] * after[n];
+    }
   }
   std::vector<Bounded> y(out);
   const double g = gamma(static_cast<double>(m_.in + m_.splits));
@@ -190,18 +206,6 @@ std::vector<Bounded> Exl3Reference::row(const std::vector<Bounded>& x, Rotation 
   }
   return y;
 }
-
-Bounded swiglu_reference(Bounded gate, Bounded up) {
-  const double s = gate.value / (1.0 + std::exp(-gate.value));
-  const double value = s * up.value;
-  // The slope of silu lies within (-0.1, 1.1).
-  const double s_error = 1.1 * gate.error, most_up = std::abs(up.value) + up.error;
-  const double carried = s_error * most_up + std::abs(s) * up.error;
-  return {value, carried + gamma(10) * (std::abs(s) + s_error) * most_up +
-                     (gate.value - gate.error > -80 ? 0x1p-148 : 1e-36) * (most_up + 1.0)};
-}
-
-float swiglu_value(float gate, float up) { return gate / (1.0f + std::exp(-gate)) * up; }
 
 void fill_trellis(uint16_t* words, int64_t in, int64_t out, int half_bits, Random& random, bool directed) {
   const int64_t row = out / exl3::kTile * exl3::tile_words(half_bits), tile_rows = in / exl3::kTile;

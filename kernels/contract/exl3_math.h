@@ -46,35 +46,30 @@ void linear_row(const Exl3Matrix& m, const std::vector<float>& decoded, const fl
                 Exl3Fault fault = Exl3Fault::None);
 
 // A layer's fp64 reference with its bound. x may carry errors of its own, e_x.
-//   rotation  ten roundings on the scaled sum B of |x * suh| of the block: rho = gamma_10 * B; then one rounding to
-//   fp16,
-//             which the reference makes too, so that an element errs only where its interval holds a rounding
-//             boundary: e_r, by rounding the interval's ends.
+//   rotation  rho = gamma_10 * B, B the scaled sum of the block's |x * suh|: a product, seven butterflies, the factor's
+//             own rounding and its product. Then one rounding to fp16, which the reference makes too, so that an
+//             element errs only where its interval holds a rounding boundary: e_r, from the interval's rounded ends.
 //   product   fp32 sums: e_z = gamma_(K + splits) * sum_k (|xh| + e_r) |W|.
-//   output    block sum of (e_z + gamma_9 (|z| + e_z)) * |svh| / sqrt(128), + 2u |y|, and what the rotated input's
-//   errors
-//             become: sum_k e_r |W'|, W' = W H svh; or, when it is less, e_x through the whole layer,
-//             sum_i e_x |suh H W'|, and rho and both roundings through W'.
+//   output    block sum of (e_z + gamma_9 (|z| + e_z)) * |svh| / sqrt(128): as the rotation without its first product;
+//             2u |y| for svh and bias; and what the rotated input's errors become: sum_k e_r |W'|, W' = W H svh, or,
+//             when it is less, e_x through the whole layer, sum_i e_x |suh H W'|, and rho and both roundings through
+//             W'.
 // Rotation::Exact leaves the rotated input unrounded and counts the kernel's rounding as an error, e_r = (rho + e_x) +
 // 2^-11 (|xh| + rho + e_x): a reference for kernels/cpu, which does not round there, and for the kernel.
 enum class Rotation : uint8_t { Fp16, Exact };
 
 class Exl3Reference {
  public:
-  explicit Exl3Reference(const Exl3Matrix& m);
+  // `carries` makes suh H W' too, without which the bound of rows with errors of their own is looser.
+  explicit Exl3Reference(const Exl3Matrix& m, bool carries = false);
   std::vector<Bounded> row(const std::vector<Bounded>& x, Rotation rotation) const;
 
  private:
   Exl3Matrix m_;
   std::vector<float> decoded_;  // W [in, out]
   std::vector<float> after_;    // |W'| [in, out]
-  std::vector<float> whole_;    // |suh H W'| [in, out]
+  std::vector<float> whole_;    // |suh H W'| [in, out], or empty
 };
-
-// silu(gate) * up in fp32 with at most ten roundings, expf within 2 ulp: relative gamma_10; an exponential that
-// overflows leaves 0 for a value below 1e-36 * |up|.
-Bounded swiglu_reference(Bounded gate, Bounded up);
-float swiglu_value(float gate, float up);
 
 // Random trellis words, and scales of either sign around 1; `directed` makes the scales +-1 and every block's first
 // tile row equal, so that block-constant inputs meet one weight.

@@ -49,7 +49,7 @@ std::unique_ptr<Kernel> rotate_entry() {
   Entry e;
   e.record = {"exl3_rotate",
               "linear",
-              {{"exl3_rotate_kernel", 128, 64, 48 * 1024, 0, 0}},
+              {{"exl3_rotate_kernel", 128, 64, 0, 0, 0}},
               "in a multiple of 128 to 65536, rows from 1",
               "a warp a block of 128 inputs of a row",
               {{"x", "F32", "[rows, in]", 16, "read"},

@@ -1,8 +1,11 @@
 #include "kernels/contract/gates.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
 
+#include "kernels/cpu/threads.h"
 #include "kernels/error.h"
 
 namespace fnx::contract {
@@ -10,10 +13,51 @@ namespace fnx::contract {
 namespace {
 
 constexpr int64_t kWindows[] = {1, 2, 3, 16, 17, 64, 128};
-
-std::string case_name(const Shape& shape, Kind kind) { return shape.label + ", " + kind_name(kind) + " inputs"; }
+// Rows of gate 3 on the host, whose implementations take one row after another: enough for the faults above 16 rows.
+constexpr int64_t kHostRows = 40;
 
 GateResult failed(const std::string& detail, uint64_t checks) { return {Outcome::Fail, detail, checks}; }
+
+struct Case {
+  size_t index;
+  const Shape& shape;
+  Kind kind;
+  uint64_t& checks;
+};
+
+// Runs every case until one fails: `run` says what is wrong. The first failure by number counts, so that threads do not
+// change what is reported; exceptions go on up.
+GateResult each_case(const Cases& cases, const Deadline& deadline, const std::function<std::string(const Case&)>& run) {
+  const size_t kinds = cases.kinds.size(), count = cases.shapes.size() * kinds;
+  std::vector<std::string> wrong(count);
+  std::vector<uint64_t> checks(count, 0);
+  std::vector<std::exception_ptr> thrown(count);
+  std::atomic<size_t> end{count};
+  cpu::ThreadPool pool(std::min(cases.threads, static_cast<int>(count)));
+  pool.run(static_cast<int64_t>(count), [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    if (at >= end.load()) return;
+    try {
+      deadline.check();
+      wrong[at] = run({at, cases.shapes[at / kinds], cases.kinds[at % kinds], checks[at]});
+    } catch (...) {
+      thrown[at] = std::current_exception();
+    }
+    if (wrong[at].empty() && !thrown[at]) return;
+    size_t first = end.load();
+    while (at < first && !end.compare_exchange_weak(first, at)) {
+    }
+  });
+  uint64_t all = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (thrown[i]) std::rethrow_exception(thrown[i]);
+    all += checks[i];
+    if (!wrong[i].empty())
+      return failed(cases.shapes[i / kinds].label + ", " + kind_name(cases.kinds[i % kinds]) + " inputs: " + wrong[i],
+                    all);
+  }
+  return {Outcome::Pass, "", all};
+}
 
 // Name and byte of the first output that differs between rows [first, ...) of `whole` and `part`; empty when none does.
 std::string first_difference(const Problem& whole, const Problem& part, int64_t first, bool with_state) {
@@ -40,6 +84,27 @@ void carry_state(const Problem& from, Problem& to) {
     if (to.operands[i].role == Role::InOut && !to.operands[i].by_row) to.operands[i].storage = from.operands[i].storage;
 }
 
+// Why rows [first, first + count) alone differ from the same rows of the whole; empty when they do not.
+std::string window_difference(const Kernel& kernel, const Implementation& implementation, const Problem& given,
+                              const Problem& whole, int64_t first, int64_t count) {
+  Problem part = kernel.part(given, first, count);
+  implementation.launch(part);
+  const std::string where = first_difference(whole, part, first, false);
+  return where.empty() ? ""
+                       : "a window of " + std::to_string(count) + " rows at row " + std::to_string(first) +
+                             " gives other bits than the whole: " + where;
+}
+
+std::string check_counts(const Kernel& kernel, const Implementation& implementation, const Problem& given,
+                         const Problem& whole, const Deadline& deadline, uint64_t& checks) {
+  for (int64_t rows = 1; rows <= given.rows; ++rows) {
+    deadline.check();
+    ++checks;
+    if (std::string what = window_difference(kernel, implementation, given, whole, 0, rows); !what.empty()) return what;
+  }
+  return "";
+}
+
 std::string check_windows(const Kernel& kernel, const Implementation& implementation, const Problem& given,
                           const Problem& whole, Random& random, const Deadline& deadline, uint64_t& checks) {
   for (const int64_t rows : kWindows) {
@@ -47,12 +112,9 @@ std::string check_windows(const Kernel& kernel, const Implementation& implementa
     int64_t firsts[] = {0, random.below(given.rows - rows + 1), given.rows - rows};
     for (const int64_t first : firsts) {
       deadline.check();
-      Problem part = kernel.part(given, first, rows);
-      implementation.launch(part);
       ++checks;
-      if (const std::string where = first_difference(whole, part, first, false); !where.empty())
-        return "a window of " + std::to_string(rows) + " rows at row " + std::to_string(first) +
-               " gives other bits than the whole: " + where;
+      if (std::string what = window_difference(kernel, implementation, given, whole, first, rows); !what.empty())
+        return what;
     }
   }
   return "";
@@ -169,77 +231,71 @@ GateResult check_resources(const Record& record, const std::vector<SymbolResourc
 }
 
 GateResult check_values(const Kernel& kernel, const Implementation& implementation, const Cases& cases,
-                        const Deadline& deadline, Comparison& total) {
-  uint64_t checks = 0, seed = 1;
-  for (const Shape& shape : cases.shapes)
-    for (const Kind kind : cases.kinds) {
-      deadline.check();
-      const Problem given = kernel.make(shape, kind, kernel.value_rows(), seed++);
-      Problem done = given;
-      implementation.launch(done);
-      ++checks;
-      const std::string where = case_name(shape, kind) + ": ";
-      if (const std::string name = damaged_guard(done); !name.empty())
-        return failed(where + "wrote outside " + name, checks);
-      if (const std::string name = written_input(given, done); !name.empty())
-        return failed(where + "wrote its input " + name, checks);
-      if (const std::string what = kernel.check_choices(given, done); !what.empty())
-        return failed(where + what, checks);
-      for (const Expectation& wanted : kernel.expect(given, done)) {
-        const Comparison c = compare(wanted, done[wanted.operand]);
-        total.merge(c);
-        if (!c.failure.empty()) return failed(where + c.failure, checks);
-      }
-    }
-  return {Outcome::Pass, "", checks};
+                        const Deadline& deadline, std::vector<Comparison>& by_shape) {
+  std::vector<Comparison> found(cases.shapes.size() * cases.kinds.size());
+  const auto run = [&](const Case& c) -> std::string {
+    const Problem given = kernel.make(c.shape, c.kind, kernel.value_rows(), 1 + c.index);
+    Problem done = given;
+    implementation.launch(done);
+    ++c.checks;
+    if (const std::string name = damaged_guard(done); !name.empty()) return "wrote outside " + name;
+    if (const std::string name = written_input(given, done); !name.empty()) return "wrote its input " + name;
+    if (const std::string what = kernel.check_choices(given, done); !what.empty()) return what;
+    for (const Expectation& wanted : kernel.expect(given, done))
+      found[c.index].merge(compare(wanted, done[wanted.operand]));
+    return found[c.index].failure;
+  };
+  const GateResult result = each_case(cases, deadline, run);
+  by_shape.resize(cases.shapes.size());
+  for (size_t i = 0; i < found.size(); ++i) by_shape[i / cases.kinds.size()].merge(found[i]);
+  return result;
 }
 
 GateResult check_bits(const Kernel& kernel, const Implementation& implementation, const Cases& cases,
                       const Deadline& deadline) {
-  uint64_t checks = 0, seed = 1001;
-  for (const Shape& shape : cases.shapes)
-    for (const Kind kind : cases.kinds) {
-      deadline.check();
-      Random random(seed, 1);
-      const Problem given = kernel.make(shape, kind, kernel.bit_rows(), seed++);
-      const std::string where = case_name(shape, kind) + ": ";
-      Problem whole = given;
-      implementation.launch(whole);
-      const auto same = [&](const Problem& other, const std::string& what) -> std::string {
-        ++checks;
-        const std::string at = first_difference(whole, other, 0, true);
-        return at.empty() ? "" : what + " gives other bits: " + at;
-      };
-      std::string wrong;
-      for (int i = 0; i < 2 && wrong.empty(); ++i) {
-        Problem again = given;
-        implementation.launch(again);
-        wrong = same(again, "a repeated launch");
-      }
-      if (wrong.empty()) {
-        size_t shift = 0;
-        for (const OperandRecord& o : kernel.record().operands)
-          shift = std::max(shift, static_cast<size_t>(o.alignment));
-        Problem moved = displaced(given, shift);
-        implementation.launch(moved);
-        wrong = same(moved, "another memory layout");
-      }
-      if (wrong.empty() && implementation.replay) {
-        Problem replayed = given;
-        implementation.replay(replayed);
-        wrong = same(replayed, "a graph's replay");
-      }
-      if (wrong.empty() && implementation.name == "device" && kernel.host_is_exact(kind)) {
-        Problem stated = given;
-        kernel.host(stated);
-        wrong = same(stated, "the stated sum order");
-      }
-      if (wrong.empty())
-        wrong = (kernel.sequential() ? check_chunks : check_windows)(kernel, implementation, given, whole, random,
-                                                                     deadline, checks);
-      if (!wrong.empty()) return failed(where + wrong, checks);
+  return each_case(cases, deadline, [&](const Case& c) -> std::string {
+    const uint64_t seed = 1001 + c.index;
+    Random random(seed, 1);
+    const bool device = implementation.name == "device";
+    const int64_t rows = device ? kernel.bit_rows() : std::min(kernel.bit_rows(), kHostRows);
+    const Problem given = kernel.make(c.shape, c.kind, rows, seed);
+    Problem whole = given;
+    implementation.launch(whole);
+    const auto same = [&](const Problem& other, const std::string& what) -> std::string {
+      ++c.checks;
+      const std::string at = first_difference(whole, other, 0, true);
+      return at.empty() ? "" : what + " gives other bits: " + at;
+    };
+    std::string wrong;
+    for (int i = 0; i < 2 && wrong.empty(); ++i) {
+      Problem again = given;
+      implementation.launch(again);
+      wrong = same(again, "a repeated launch");
     }
-  return {Outcome::Pass, "", checks};
+    if (wrong.empty()) {
+      size_t shift = 0;
+      for (const OperandRecord& o : kernel.record().operands) shift = std::max(shift, static_cast<size_t>(o.alignment));
+      Problem moved = displaced(given, shift);
+      implementation.launch(moved);
+      wrong = same(moved, "another memory layout");
+    }
+    if (wrong.empty() && implementation.replay) {
+      Problem replayed = given;
+      implementation.replay(replayed);
+      wrong = same(replayed, "a graph's replay");
+    }
+    if (wrong.empty() && device && kernel.host_is_exact(c.kind)) {
+      Problem stated = given;
+      kernel.host(stated);
+      wrong = same(stated, "the stated sum order");
+    }
+    if (!wrong.empty()) return wrong;
+    if (kernel.sequential()) return check_chunks(kernel, implementation, given, whole, random, deadline, c.checks);
+    wrong = check_windows(kernel, implementation, given, whole, random, deadline, c.checks);
+    if (wrong.empty() && device && c.kind == Kind::Normal)
+      wrong = check_counts(kernel, implementation, given, whole, deadline, c.checks);
+    return wrong;
+  });
 }
 
 GateResult check_refusals(const Kernel& kernel, const Implementation& implementation, const Deadline& deadline) {

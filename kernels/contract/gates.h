@@ -31,18 +31,20 @@ class Deadline {
   std::function<bool()> stopping_;
 };
 
-// Which shapes and kinds a gate runs.
+// Which shapes and kinds a gate runs, every pair a case of its own, on how many host threads.
 struct Cases {
   std::vector<Shape> shapes;
   std::vector<Kind> kinds;
+  int threads = 1;
 };
 
 // Gate 1: registers, shared and local memory and threads within the record, on this device.
 GateResult check_resources(const Record& record, const std::vector<SymbolResources>& measured);
-// Gate 2: every output within its FP64 bound, nothing else written.
+// Gate 2: every output within its FP64 bound, nothing else written. Fills one comparison a shape.
 GateResult check_values(const Kernel& kernel, const Implementation& implementation, const Cases& cases,
-                        const Deadline& deadline, Comparison& total);
-// Gate 3: bits do not depend on the window, the launch, the layout or a graph's replay.
+                        const Deadline& deadline, std::vector<Comparison>& by_shape);
+// Gate 3: bits do not depend on the window, the launch, the layout or a graph's replay; on a device, with normal
+// inputs, nor on the number of rows, every one from 1 up.
 GateResult check_bits(const Kernel& kernel, const Implementation& implementation, const Cases& cases,
                       const Deadline& deadline);
 // Gate 4: launches outside the domain throw and write nothing.

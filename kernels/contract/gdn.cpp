@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/contract/entry.h"
-#include "kernels/contract/exl3_math.h"
 #include "kernels/contract/families.h"
 #include "kernels/contract/lanes.h"
 #include "kernels/cuda/gdn.h"
@@ -16,7 +15,7 @@ namespace {
 
 constexpr int64_t kDim = 128;
 constexpr float kEps = 1e-6f;
-constexpr int64_t kMostRowsAlone = 16;  // up to here each row is a sequence of its own
+constexpr double kRootRoundings = 12;  // ten of the sum of squares, root and division
 
 struct Sizes {
   int64_t key_heads, value_heads, taps, channels, values;
@@ -27,30 +26,6 @@ struct Sizes {
         channels((2 * key_heads + value_heads) * kDim),
         values(value_heads * kDim) {}
 };
-
-// 1 / sqrt(sum / n + eps) of values with errors: gamma_10 of the sum of squares, root and division, and what the
-// values' errors do to the sum. Unbounded where they might double it.
-Bounded inverse_root(const Bounded* x, int64_t count, double n, double eps) {
-  double sum = 0, carried = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    sum += x[i].value * x[i].value;
-    carried += (2 * std::abs(x[i].value) + x[i].error) * x[i].error;
-  }
-  const double mean = sum / n + eps, relative = carried / n / mean;
-  const double value = 1.0 / std::sqrt(mean);
-  return {value, relative < 0.5 ? value * (relative + gamma(12)) : std::nan("")};
-}
-
-Bounded times(Bounded a, Bounded b) {
-  const double value = a.value * b.value;
-  return {value,
-          std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error + kUnit * std::abs(value)};
-}
-
-Bounded sigmoid_of(Bounded x) {
-  const double value = 1.0 / (1.0 + std::exp(-x.value));
-  return {value, 0.25 * x.error + gamma(kSigmoidRoundings) * value + 0x1p-120};
-}
 
 Bounded silu_of(Bounded x) { return swiglu_reference(x, {1.0, 0.0}); }
 
@@ -71,13 +46,13 @@ class RowReference {
     const double softplus = shifted > 0 ? shifted + std::log1p(std::exp(-shifted)) : std::log1p(std::exp(shifted));
     const double g = -rate * softplus, g_error = gamma(20) * std::abs(g) + rate * kUnit * std::abs(shifted);
     const Bounded decay{std::exp(g), std::exp(g) * (g_error * 1.01 + gamma(4)) + 0x1p-140};
-    const Bounded beta = sigmoid_of({p_["b"].at(row_ * s_.value_heads + h), 0});
-    const int64_t first = (slot_ * s_.value_heads + h) * kDim * kDim;
+    const Bounded beta = sigmoid_reference({p_["b"].at(row_ * s_.value_heads + h), 0});
+    const float* delta = p_["delta"].as<float>() + (slot_ * s_.value_heads + h) * kDim * kDim;
     std::vector<Bounded> o(kDim);
     for (int64_t x = 0; x < kDim; ++x) {
       double m = 0, m_error = 0, size = 0;
       for (int64_t i = 0; i < kDim; ++i) {
-        const Bounded faded = times({p_["delta"].at(first + i * kDim + x), 0}, decay), term = times(faded, k[i]);
+        const Bounded faded = times({delta[i * kDim + x], 0}, decay), term = times(faded, k[i]);
         state[i * kDim + x] = faded;
         m += term.value;
         m_error += term.error;
@@ -99,10 +74,10 @@ class RowReference {
       }
       o[static_cast<size_t>(x)] = {sum, sum_error + gamma(12) * sum_size};
     }
-    const Bounded scale = inverse_root(o.data(), kDim, kDim, kEps);
+    const Bounded scale = inverse_rms(o.data(), kDim, kDim, kEps, kRootRoundings);
     for (int64_t x = 0; x < kDim; ++x) {
       const Bounded z{p_["z"].at(row_ * s_.values + h * kDim + x), 0};
-      const Bounded gate = p_.number("silu") != 0 ? silu_of(z) : sigmoid_of(z);
+      const Bounded gate = p_.number("silu") != 0 ? silu_of(z) : sigmoid_reference(z);
       const Bounded normed = times(times(o[static_cast<size_t>(x)], scale), {p_["norm"].at(x), 0});
       out[x] = times(normed, gate);
       out[x].error = out[x].error * 1.01 + 0x1p-140;
@@ -112,12 +87,13 @@ class RowReference {
  private:
   void convolve() {
     c_.resize(static_cast<size_t>(s_.channels));
+    const float *row = p_["qkv"].as<float>() + row_ * s_.channels, *taps = p_["conv"].as<float>(),
+                *past = p_["conv_state"].as<float>() + slot_ * (s_.taps - 1) * s_.channels;
     for (int64_t ch = 0; ch < s_.channels; ++ch) {
       double sum = 0, size = 0;
       for (int64_t t = 0; t < s_.taps; ++t) {
-        const double x = t + 1 == s_.taps ? p_["qkv"].at(row_ * s_.channels + ch)
-                                          : p_["conv_state"].at((slot_ * (s_.taps - 1) + t) * s_.channels + ch);
-        const double term = x * p_["conv"].at(ch * s_.taps + t);
+        const double x = t + 1 == s_.taps ? row[ch] : past[t * s_.channels + ch];
+        const double term = x * taps[ch * s_.taps + t];
         sum += term;
         size += std::abs(term);
       }
@@ -126,7 +102,7 @@ class RowReference {
     const double query_scale = 1.0 / std::sqrt(static_cast<double>(kDim));
     for (int64_t h = 0; h < 2 * s_.key_heads; ++h) {
       Bounded* x = &c_[static_cast<size_t>(h * kDim)];
-      Bounded scale = inverse_root(x, kDim, 1.0, 1e-6);
+      Bounded scale = inverse_rms(x, kDim, 1.0, 1e-6, kRootRoundings);
       if (h < s_.key_heads) scale = times(scale, {query_scale, kUnit * query_scale});
       for (int64_t i = 0; i < kDim; ++i) x[i] = times(x[i], scale);
     }
@@ -141,23 +117,14 @@ class RowReference {
 std::vector<Expectation> gdn_expect(const Problem& given, const Problem&) {
   const Sizes s(given);
   Expectation out = expect_elements(given["out"], [](int64_t) { return Bounded{}; });
-  const auto unchanged = [&](const char* name) {
-    return expect_elements(given[name], [&](int64_t i) { return Bounded{given[name].at(i), 0}; });
-  };
-  Expectation delta = unchanged("delta"), history = unchanged("conv_state");
+  Expectation delta = expect_unchanged(given["delta"]), history = expect_unchanged(given["conv_state"]);
   std::vector<Bounded> values(kDim), state(kDim * kDim);
   for (const Lane& lane : lanes_of(given)) {
     const RowReference row(given, s, lane.first_row, lane.slot);
     for (int64_t h = 0; h < s.value_heads; ++h) {
       row.head(h, values.data(), state.data());
-      const auto put = [](Expectation& e, int64_t first, const std::vector<Bounded>& list) {
-        for (size_t i = 0; i < list.size(); ++i) {
-          e.value[static_cast<size_t>(first) + i] = list[i].value;
-          e.bound[static_cast<size_t>(first) + i] = list[i].error;
-        }
-      };
-      put(out, lane.first_row * s.values + h * kDim, values);
-      put(delta, (lane.slot * s.value_heads + h) * kDim * kDim, state);
+      out.put(lane.first_row * s.values + h * kDim, values);
+      delta.put((lane.slot * s.value_heads + h) * kDim * kDim, state);
     }
     for (int64_t t = 0; t + 1 < s.taps; ++t)
       for (int64_t ch = 0; ch < s.channels; ++ch)
@@ -171,8 +138,7 @@ std::vector<Expectation> gdn_expect(const Problem& given, const Problem&) {
 enum class Fault : uint8_t { None, NoDecay, NextKeyHead, NoBeta, KeysDescending };
 
 float softplus32(float x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
-float silu32(float x) { return x / (1.0f + std::exp(-x)); }
-float sigmoid32(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+float silu32(float x) { return swiglu_value(x, 1.0f); }
 
 // Values of `width` lanes added as a butterfly does.
 float butterfly(float* lanes, int width) {
@@ -213,7 +179,7 @@ void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<f
     const float g =
         -std::exp(p["a_log"].as<float>()[h]) * softplus32(p["a"].as<float>()[at] + p["dt_bias"].as<float>()[h]);
     const float decay = fault == Fault::NoDecay ? 1.0f : std::exp(g);
-    const float beta = fault == Fault::NoBeta ? 1.0f : sigmoid32(p["b"].as<float>()[at]);
+    const float beta = fault == Fault::NoBeta ? 1.0f : sigmoid_value(p["b"].as<float>()[at]);
     float *state = p["delta"].as<float>() + (slot * s.value_heads + h) * kDim * kDim, o[kDim];
     const bool descending = fault == Fault::KeysDescending && p.rows > kMostRowsAlone;
     // 16 lanes of 8 keys each, all 128 columns beside one another.
@@ -243,7 +209,7 @@ void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<f
       const int64_t y = r * s.values + h * kDim + x;
       const float z = p["z"].as<float>()[y];
       p["out"].as<float>()[y] =
-          p["norm"].as<float>()[x] * (o[x] * scale) * (p.number("silu") != 0 ? silu32(z) : sigmoid32(z));
+          p["norm"].as<float>()[x] * (o[x] * scale) * (p.number("silu") != 0 ? silu32(z) : sigmoid_value(z));
     }
   }
 }
@@ -258,7 +224,7 @@ void gdn_host(Problem& p, Fault fault) {
 Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   Problem p{rows, shape.numbers, {}};
   const Sizes s(p);
-  const int64_t slots = lane_slots(rows, kMostRowsAlone);
+  const int64_t slots = lane_slots(rows);
   const auto in = [&](const char* name, bool by_row, std::vector<int64_t> sizes, Kind k, Range range, uint64_t stream) {
     Operand& o = p.add(name, DType::F32, Role::In, by_row, std::move(sizes));
     fill(o.as<float>(), o.shape[0], o.size() / o.shape[0], k, range, Random(seed, stream));
@@ -271,7 +237,7 @@ Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   in("a_log", false, {s.value_heads}, Kind::Normal, {}, 6);
   in("dt_bias", false, {s.value_heads}, Kind::Normal, {}, 7);
   in("norm", false, {kDim}, Kind::Normal, {}, 8);
-  add_lanes(p, rows, kMostRowsAlone);
+  add_lanes(p, rows);
   Operand& history = p.add("conv_state", DType::F32, Role::InOut, false, {slots, s.taps - 1, s.channels});
   fill(history.as<float>(), 1, history.size(), Kind::Normal, {}, Random(seed, 9));
   Operand& delta = p.add("delta", DType::F32, Role::InOut, false, {slots, s.value_heads, kDim, kDim});
@@ -294,11 +260,8 @@ void gdn_cpu(Problem& p) {
                p["norm"].view(),
                kEps,
                p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
-  const std::vector<Lane> lanes = lanes_of(p);
-  Batch batch;
-  batch.lanes = lanes;
-  batch.rows = p.rows;
-  backend->gdn(*backend->make_stream(), w, batch, p["qkv"].view(), p["z"].view(), p["b"].view(), p["a"].view(),
+  const LaneBatch lanes(p);
+  backend->gdn(*backend->make_stream(), w, lanes.batch, p["qkv"].view(), p["z"].view(), p["b"].view(), p["a"].view(),
                {p["conv_state"].view(), p["delta"].view()}, p["out"].view());
 }
 
@@ -362,11 +325,7 @@ void add_gdn(KernelList& list) {
       inside("key head of the next group", Fault::NextKeyHead),
       inside("beta left out", Fault::NoBeta),
       host_control("keys in descending order above 16 rows", 3, [](Problem& p) { gdn_host(p, Fault::KeysDescending); }),
-      tamper_control("crossed slots", 2,
-                     [](Problem& p) {
-                       auto* lanes = p["lanes"].as<int32_t>();
-                       std::swap(lanes[0], lanes[12]);
-                     }),
+      crossed_slots(),
       spoil_control("state not kept", 2,
                     [](const Problem& given, Problem& done) { done["delta"].storage = given["delta"].storage; })};
 #ifdef FNX_HAS_CUDA
@@ -378,7 +337,7 @@ void add_gdn(KernelList& list) {
     g.conv = d.get<float>("conv"), g.a_log = d.get<float>("a_log"), g.dt_bias = d.get<float>("dt_bias");
     g.norm = d.get<float>("norm"), g.eps = kEps, g.silu_gate = p.number("silu") != 0;
     g.conv_state = d.get<float>("conv_state"), g.delta = d.get<float>("delta");
-    g.lanes = {d.get<int32_t>("lanes"), p["lanes"].shape[0]};
+    g.lanes = device_lanes(p, d);
     g.rows = p.rows, g.key_heads = s.key_heads, g.value_heads = s.value_heads, g.taps = s.taps;
     g.convolved =
         static_cast<float*>(d.workspace("convolved", static_cast<size_t>(p.rows * s.channels) * sizeof(float)));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/contract/controls.h"
+
 namespace fnx::contract {
 
 namespace {
@@ -22,11 +24,11 @@ std::vector<Lane> lanes_of(const Problem& problem) {
   return lanes;
 }
 
-int64_t lane_slots(int64_t rows, int64_t alone) { return rows <= alone ? rows + 1 : 3; }
+int64_t lane_slots(int64_t rows) { return rows <= kMostRowsAlone ? rows + 1 : 3; }
 
-void add_lanes(Problem& problem, int64_t rows, int64_t alone, int32_t start) {
+void add_lanes(Problem& problem, int64_t rows, int32_t start) {
   std::vector<Lane> lanes;
-  if (rows <= alone) {
+  if (rows <= kMostRowsAlone) {
     for (int32_t r = 0; r < rows; ++r) lanes.push_back({r + 1, r, 1, start + 7 * (r + 1)});
   } else {
     const auto all = static_cast<int32_t>(rows), cut = all / 3;
@@ -51,5 +53,23 @@ Problem lanes_part(const Problem& whole, int64_t first, int64_t count) {
   part["lanes"] = table;
   return part;
 }
+
+LaneBatch::LaneBatch(const Problem& problem) : lanes_(lanes_of(problem)) {
+  batch.lanes = lanes_;
+  batch.rows = problem.rows;
+}
+
+Control crossed_slots() {
+  return tamper_control("crossed slots", 2, [](Problem& p) {
+    auto* lanes = p["lanes"].as<int32_t>();
+    std::swap(lanes[0], lanes[4]);
+  });
+}
+
+#ifdef FNX_HAS_CUDA
+cuda::Lanes device_lanes(const Problem& problem, DeviceProblem& device) {
+  return {device.get<int32_t>("lanes"), problem["lanes"].shape[0]};
+}
+#endif
 
 }  // namespace fnx::contract

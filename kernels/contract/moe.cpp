@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "kernels/contract/entry.h"
-#include "kernels/contract/exl3_math.h"
 #include "kernels/contract/families.h"
 #include "kernels/cuda/moe.h"
 #include "kernels/ops.h"
@@ -13,8 +12,6 @@
 namespace fnx::contract {
 
 namespace {
-
-float sigmoid32(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // One row's probabilities with their errors: exp of a rounded difference (|d| u), expf (4u), the sum (gamma of its
 // length in a lane and of the butterfly), one division. A row with a number that is not finite has none.
@@ -251,7 +248,8 @@ void combine_host(Problem& p, CombineFault fault) {
   const int64_t k = p.number("k"), hidden = p.number("hidden");
   for (int64_t r = 0; r < p.rows; ++r)
     for (int64_t h = 0; h < hidden; ++h) {
-      const float gate = sigmoid32(p["shared_gate"].as<float>()[r]), shared = p["shared"].as<float>()[r * hidden + h];
+      const float gate = sigmoid_value(p["shared_gate"].as<float>()[r]),
+                  shared = p["shared"].as<float>()[r * hidden + h];
       float sum = fault == CombineFault::SharedFirst ? std::fma(gate, shared, 0.0f) : 0.0f;
       for (int64_t i = 0; i < k; ++i) {
         const int64_t j = r * k + (fault == CombineFault::Descending ? k - 1 - i : i);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/contract/entry.h"
-#include "kernels/contract/exl3_math.h"
 #include "kernels/contract/families.h"
 #include "kernels/cuda/norm_hc.h"
 #include "kernels/float16.h"
@@ -199,12 +198,6 @@ struct HcSizes {
       : n(p.number("streams")), hidden(p.number("hidden")), rank(p.number("rank")), wide(n * hidden) {}
 };
 
-Bounded sigmoid_of(Bounded x) {
-  const double value = 1.0 / (1.0 + std::exp(-x.value));
-  return {value, 0.25 * x.error + gamma(kSigmoidRoundings) * value + 0x1p-120};
-}
-float sigmoid32(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
 std::vector<Expectation> hc_expect(const Problem& given, const Problem&) {
   const HcSizes s(given);
   const auto n = static_cast<double>(s.n);
@@ -229,7 +222,7 @@ std::vector<Expectation> hc_expect(const Problem& given, const Problem&) {
       double sum = 0, error = 0, size = 0;
       for (int64_t t = 0; t < s.n; ++t) {
         const int64_t i = t * s.hidden + h;
-        const Bounded gate = sigmoid_of(product(given["up"], i, low.data(), s.rank, true)),
+        const Bounded gate = sigmoid_reference(product(given["up"], i, low.data(), s.rank, true)),
                       x = xn[static_cast<size_t>(i)];
         const double term = gate.value * x.value;
         sum += term;
@@ -239,7 +232,7 @@ std::vector<Expectation> hc_expect(const Problem& given, const Problem&) {
       u.push({sum / n, (error + gamma(n + 1) * size) / n + 0x1p-140});
     }
     for (int64_t t = 0; t < s.n; ++t) {
-      const Bounded gate = sigmoid_of(mean(product(given["inject"], t, xn.data(), s.wide, true)));
+      const Bounded gate = sigmoid_reference(mean(product(given["inject"], t, xn.data(), s.wide, true)));
       inj.push({2 * gate.value, 2 * gate.error});
     }
   }
@@ -269,12 +262,13 @@ void hc_host(Problem& p, HcFault fault) {
       float sum = 0;
       for (int64_t t = 0; t < s.n; ++t) {
         const int64_t i = t * s.hidden + h, gate = fault == HcFault::NextStream ? (i + s.hidden) % s.wide : i;
-        sum += sigmoid32(host_product(p["up"], gate, low.data(), s.rank, true)) * xn[static_cast<size_t>(i)];
+        sum += sigmoid_value(host_product(p["up"], gate, low.data(), s.rank, true)) * xn[static_cast<size_t>(i)];
       }
       p["u"].as<float>()[r * s.hidden + h] = sum / n;
     }
     for (int64_t t = 0; t < s.n; ++t)
-      p["inj"].as<float>()[r * s.n + t] = 2.0f * sigmoid32(host_product(p["inject"], t, xn.data(), s.wide, true) / n);
+      p["inj"].as<float>()[r * s.n + t] =
+          2.0f * sigmoid_value(host_product(p["inject"], t, xn.data(), s.wide, true) / n);
   }
 }
 

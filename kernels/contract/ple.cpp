@@ -4,10 +4,10 @@
 #include <cstring>
 
 #include "kernels/contract/entry.h"
-#include "kernels/contract/exl3_math.h"
 #include "kernels/contract/families.h"
 #include "kernels/contract/lanes.h"
 #include "kernels/cuda/ple.h"
+#include "kernels/exl3.h"
 #include "kernels/float16.h"
 
 namespace fnx::contract {
@@ -116,7 +116,6 @@ std::unique_ptr<Kernel> ngram_entry() {
 // ---------------------------------------------------------------------------------------------------- PLE mix
 
 constexpr float kEps = 1e-6f;
-constexpr int64_t kMostRowsAlone = 16;
 
 struct Sizes {
   int64_t n, hidden, wide, taps, dilation, history;
@@ -129,21 +128,15 @@ struct Sizes {
         history((taps - 1) * dilation) {}
 };
 
-// RMS norm of one stream: the sum of squares' errors, gamma of its longest chain halved, root, division, products.
+// RMS norm of one stream: half of what the sum of squares errs by its longest chain, mean, root, division; products.
 std::vector<Bounded> normed(const std::vector<Bounded>& x, const Operand& weight, int64_t first) {
-  double sum = 0, carried = 0;
-  for (const Bounded& b : x) {
-    sum += b.value * b.value;
-    carried += (2 * std::abs(b.value) + b.error) * b.error;
-  }
   const auto n = static_cast<double>(x.size());
-  const double mean = sum / n + kEps, scale = 1.0 / std::sqrt(mean);
-  const double moved = carried / n / mean;
-  const double relative = (moved < 0.5 ? moved : std::nan("")) + gamma(0.5 * (std::ceil(n / 256) + 14) + 6);
+  const Bounded scale = inverse_rms(x.data(), x.size(), n, kEps, 0.5 * (std::ceil(n / 256) + 14) + 3);
   std::vector<Bounded> out;
   for (size_t i = 0; i < x.size(); ++i) {
-    const double w = 1.0 + weight.at(first + static_cast<int64_t>(i)), y = x[i].value * scale * w;
-    out.push_back({y, std::abs(y) * relative + x[i].error * scale * std::abs(w) * (1 + relative) + 0x1p-140});
+    const double w = 1.0 + weight.at(first + static_cast<int64_t>(i));
+    out.push_back(times(times(x[i], scale), {w, kUnit * std::abs(w)}));
+    out.back().error += 0x1p-140;
   }
   return out;
 }
@@ -189,8 +182,8 @@ void ple_row(const Problem& p, const Sizes& s, int64_t r, std::vector<Bounded>& 
 
 std::vector<Expectation> ple_expect(const Problem& given, const Problem&) {
   const Sizes s(given);
-  Expectation stack = expect_elements(given["stack"], [&](int64_t i) { return Bounded{given["stack"].at(i), 0}; });
-  Expectation state = expect_elements(given["state"], [&](int64_t i) { return Bounded{given["state"].at(i), 0}; });
+  Expectation stack = expect_unchanged(given["stack"]);
+  Expectation state = expect_unchanged(given["state"]);
   for (const Lane& lane : lanes_of(given)) {  // of one row each
     std::vector<Bounded> w, c;
     ple_row(given, s, lane.first_row, w, c);
@@ -249,7 +242,7 @@ void ple_host(Problem& p, Fault fault) {
         const float raw = sum / std::sqrt(static_cast<float>(s.hidden));
         const float size = std::sqrt(std::max(std::abs(raw), 1e-6f));
         const float g = fault == Fault::GateUnrooted ? raw : raw > 0 ? size : raw < 0 ? -size : raw;
-        const float gate = 1.0f / (1.0f + std::exp(-g));
+        const float gate = sigmoid_value(g);
         for (int64_t h = 0; h < s.hidden; ++h)
           w[static_cast<size_t>(first + h)] = gate * p["value"].as<float>()[r * s.hidden + h];
         const auto normed = norm32(&w[static_cast<size_t>(first)], p["norm_conv"].as<float>() + first, s.hidden);
@@ -283,9 +276,8 @@ Problem ple_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   in("norm_query", false, {s.wide}, Kind::Normal, 4);
   in("norm_conv", false, {s.wide}, Kind::Normal, 5);
   in("conv", false, {s.wide, s.taps}, Kind::Normal, 6);
-  add_lanes(p, rows, kMostRowsAlone);
-  Operand& state =
-      p.add("state", DType::F32, Role::InOut, false, {lane_slots(rows, kMostRowsAlone), s.history, s.wide});
+  add_lanes(p, rows);
+  Operand& state = p.add("state", DType::F32, Role::InOut, false, {lane_slots(rows), s.history, s.wide});
   fill(state.as<float>(), 1, state.size(), Kind::Normal, {}, Random(seed, 7));
   Operand& stack = p.add("stack", DType::F32, Role::InOut, true, {rows, s.n, s.hidden});
   fill(stack.as<float>(), 1, stack.size(), Kind::Normal, {}, Random(seed, 8));
@@ -342,11 +334,8 @@ std::unique_ptr<Kernel> ple_entry() {
                  p["conv"].view(),
                  s.taps,
                  s.dilation};
-    const std::vector<Lane> lanes = lanes_of(p);
-    Batch batch;
-    batch.lanes = lanes;
-    batch.rows = p.rows;
-    backend->ple_mix(*backend->make_stream(), w, batch, p["key"].view(), p["value"].view(), p["state"].view(),
+    const LaneBatch lanes(p);
+    backend->ple_mix(*backend->make_stream(), w, lanes.batch, p["key"].view(), p["value"].view(), p["state"].view(),
                      p["stack"].view());
   };
   e.part = lanes_part;
@@ -355,11 +344,7 @@ std::unique_ptr<Kernel> ple_entry() {
     return host_control(name, 2, [fault](Problem& p) { ple_host(p, fault); });
   };
   e.controls = {inside("dilation left out", Fault::NoDilation), inside("convolution left out", Fault::NoConv),
-                inside("gate without its root", Fault::GateUnrooted),
-                tamper_control("crossed slots", 2, [](Problem& p) {
-                  auto* lanes = p["lanes"].as<int32_t>();
-                  std::swap(lanes[0], lanes[12]);
-                })};
+                inside("gate without its root", Fault::GateUnrooted), crossed_slots()};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     const Sizes s(p);
@@ -369,7 +354,7 @@ std::unique_ptr<Kernel> ple_entry() {
     m.key_eps = m.query_eps = m.conv_eps = kEps;
     m.key = d.get<float>("key"), m.value = d.get<float>("value");
     m.state = d.get<float>("state"), m.stack = d.get<float>("stack");
-    m.lanes = {d.get<int32_t>("lanes"), p["lanes"].shape[0]};
+    m.lanes = device_lanes(p, d);
     m.rows = p.rows, m.streams = s.n, m.hidden = s.hidden, m.taps = s.taps, m.dilation = s.dilation;
     m.gate = static_cast<float*>(d.workspace("gate", static_cast<size_t>(p.rows * s.n) * sizeof(float)));
     m.normed = static_cast<float*>(d.workspace("normed", static_cast<size_t>(p.rows * s.wide) * sizeof(float)));

@@ -17,8 +17,10 @@ void lay_out(Operand& operand, size_t shift) {
 
 void poison(Operand& operand) {
   // Addressed from the first element, so that a window is poisoned as the whole is.
-  for (size_t i = 0; i < operand.bytes(); ++i)
-    operand.data()[i] = static_cast<std::byte>(kPoisonWord >> (8 * (i % sizeof kPoisonWord)));
+  std::byte* to = operand.data();
+  const size_t bytes = operand.bytes(), words = bytes / sizeof kPoisonWord;
+  for (size_t i = 0; i < words; ++i) std::memcpy(to + i * sizeof kPoisonWord, &kPoisonWord, sizeof kPoisonWord);
+  std::memcpy(to + words * sizeof kPoisonWord, &kPoisonWord, bytes % sizeof kPoisonWord);
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ void add_sample(KernelList& list) {
               {{"best_kernel", 256, 64, 64, 0, 0},
                {"greedy_kernel", 128, 64, 64, 0, 0},
                {"mass_kernel", 256, 64, 48 * 1024, 0, 0},
-               {"draw_kernel", 1024, 64, 48 * 1024, 0, 0}},
+               {"draw_kernel", 1024, 64, 48 * 1024, 0, 32}},
               "1 <= valid <= vocabulary < 2^31, fewer than 65536 rows",
               "chunks of the valid ids by rows, then a block a row",
               {{"logits", "F32", "[rows, vocabulary]", 4, "read"},

@@ -88,6 +88,9 @@ class CpuBackend : public Backend {
   void embed(Stream&, View tokens, View table, View out) override;
   void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) override;
   void linear(Stream&, const Linear&, View x, View y) override;
+  void linears(Stream& s, std::span<const Linear* const> list, View x, std::span<const View> y) override {
+    for (size_t i = 0; i < list.size(); ++i) linear(s, *list[i], x, y[i]);
+  }
   void add(Stream&, int64_t repeat, View a, View b, View out) override;
   void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) override;
   void hc_inject(Stream&, View inj, View y, View stack) override;

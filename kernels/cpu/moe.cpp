@@ -8,7 +8,8 @@
 namespace fnx::cpu {
 
 void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View weights) {
-  const int64_t rows = logits.shape[0], experts = logits.shape[1], k = ids.shape[1];
+  const int64_t rows = logits.shape[0], experts = logits.shape[1], k = weights.shape[1];
+  const int64_t columns = ids.shape[1];  // k, or k + 1 with the expert after the routed ones
   each(rows, experts * 16, [&](int64_t r) {
     const float* x = logits.as<float>() + r * experts;
     thread_local std::vector<double> e;
@@ -27,9 +28,10 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
     double sum = 0;
     for (int64_t j = 0; j < k; ++j) sum += p[order[j]];
     for (int64_t j = 0; j < k; ++j) {
-      ids.as<int32_t>()[r * k + j] = order[j];
+      ids.as<int32_t>()[r * columns + j] = order[j];
       weights.as<float>()[r * k + j] = normalise ? static_cast<float>(p[order[j]] / sum) : p[order[j]];
     }
+    if (columns > k) ids.as<int32_t>()[r * columns + k] = static_cast<int32_t>(experts);
   });
 }
 
@@ -84,13 +86,14 @@ void CpuBackend::swiglu(Stream&, View gate, View up, View out) {
 }
 
 void CpuBackend::combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) {
-  const int64_t rows = y.shape[0], hidden = y.shape[1], k = weights.shape[1];
+  const int64_t rows = y.shape[0], hidden = y.shape[1], k = weights.shape[1], columns = slots.shape[1];
   each(rows, hidden * (k + 1), [&](int64_t r) {
     thread_local std::vector<double> sum;
     sum.assign(hidden, 0.0);
     for (int64_t j = 0; j < k; ++j)
-      axpy(weights.as<float>()[r * k + j], slots.as<float>() + (r * k + j) * hidden, hidden, sum.data());
-    axpy(sigmoid(shared_gate.as<float>()[r]), shared.as<float>() + r * hidden, hidden, sum.data());
+      axpy(weights.as<float>()[r * k + j], slots.as<float>() + (r * columns + j) * hidden, hidden, sum.data());
+    const float* last = columns > k ? slots.as<float>() + (r * columns + k) * hidden : shared.as<float>() + r * hidden;
+    axpy(sigmoid(shared_gate.as<float>()[r]), last, hidden, sum.data());
     for (int64_t h = 0; h < hidden; ++h) y.as<float>()[r * hidden + h] = static_cast<float>(sum[h]);
   });
 }

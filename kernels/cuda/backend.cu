@@ -21,6 +21,10 @@ struct CudaEvent : Event {
   cudaEvent_t handle = nullptr;
 };
 
+struct NoEvent : Event {
+  void wait() override {}
+};
+
 struct CudaGraph : Graph {
   ~CudaGraph() override { cudaGraphExecDestroy(handle); }
   void launch(Stream& stream) override {
@@ -40,15 +44,18 @@ uint64_t free_bytes() {
 }  // namespace
 
 BackendStream::BackendStream(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {
-  check_cuda(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreate");
+  if (!memory_->plan()) check_cuda(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 
 BackendStream::~BackendStream() {
+  if (handle_ == nullptr) return;
   cudaStreamSynchronize(handle_);
   cudaStreamDestroy(handle_);
 }
 
-void BackendStream::synchronize() { check_cuda(cudaStreamSynchronize(handle_), "the device"); }
+void BackendStream::synchronize() {
+  if (handle_ != nullptr) check_cuda(cudaStreamSynchronize(handle_), "the device");
+}
 
 void* BackendStream::area(Area which, size_t bytes) {
   const auto i = static_cast<size_t>(which);
@@ -80,13 +87,14 @@ void BackendStream::reserve(const std::function<void()>& calls) {
   }
 }
 
-CudaBackend::CudaBackend(const CudaOptions& options) {
+CudaBackend::CudaBackend(const CudaOptions& options)
+    : memory_(std::make_shared<DeviceMemory>(options.memory_limit, options.plan)) {
+  if (options.plan) return;
   const std::vector<GpuInfo> gpus = list_gpus();
   if (options.device < 0 || options.device >= static_cast<int>(gpus.size()))
     throw Error(ErrorKind::Unsupported, "there is no GPU " + std::to_string(options.device) + ": this machine has " +
                                             std::to_string(gpus.size()) + "; see --list-devices, or use --backend cpu");
   check_cuda(cudaSetDevice(options.device), "cudaSetDevice");
-  memory_ = std::make_shared<DeviceMemory>(options.memory_limit);
   check_cuda(cudaStreamCreateWithFlags(&load_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 
@@ -95,9 +103,13 @@ CudaBackend::~CudaBackend() {
   if (load_stream_ != nullptr) cudaStreamDestroy(load_stream_);
 }
 
-std::unique_ptr<Event> CudaBackend::make_event() { return std::make_unique<CudaEvent>(); }
+std::unique_ptr<Event> CudaBackend::make_event() {
+  if (memory_->plan()) return std::make_unique<NoEvent>();
+  return std::make_unique<CudaEvent>();
+}
 
 void CudaBackend::record(Stream& stream, Event& event) {
+  if (memory_->plan()) return;
   check_cuda(cudaEventRecord(static_cast<CudaEvent&>(event).handle, static_cast<BackendStream&>(stream).handle()),
              "cudaEventRecord");
 }

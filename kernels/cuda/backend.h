@@ -66,6 +66,7 @@ struct CudaLinear : Linear {
   const void* plain = nullptr;
   DType plain_dtype = DType::F16;
   const float* bias = nullptr;
+  bool is_plain() const { return exl3.in == 0; }
 };
 
 struct CudaExperts : ExpertBank {
@@ -96,6 +97,7 @@ class CudaBackend : public Backend {
   void embed(Stream&, View tokens, View table, View out) override;
   void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) override;
   void linear(Stream&, const Linear&, View x, View y) override;
+  void linears(Stream&, std::span<const Linear* const>, View x, std::span<const View> y) override;
   void add(Stream&, int64_t repeat, View a, View b, View out) override;
   void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) override;
   void hc_inject(Stream&, View inj, View y, View stack) override;
@@ -115,6 +117,7 @@ class CudaBackend : public Backend {
  private:
   std::shared_ptr<DeviceMemory> memory_;
   cudaStream_t load_stream_ = nullptr;
+  Uploader& uploader();
   std::unique_ptr<Uploader> uploader_;     // made at the first weight
   int64_t hidden_ = 0, expert_width_ = 0;  // of the expert banks, which share one workspace
 };

@@ -39,7 +39,7 @@ QsaCache cache_of(const KvCache& kv) {
 
 const CudaLinear& plain_f16(const Linear& linear, const char* what) {
   const auto& l = static_cast<const CudaLinear&>(linear);
-  if (l.plain == nullptr || l.plain_dtype != DType::F16 || l.bias != nullptr)
+  if (!l.is_plain() || l.plain_dtype != DType::F16 || l.bias != nullptr)
     throw Error(ErrorKind::Unsupported, std::string("hyper-connection weight ") + what +
                                             " is not a plain F16 matrix, which the cuda backend needs; use --backend "
                                             "cpu");
@@ -72,7 +72,7 @@ void CudaBackend::linear(Stream& stream, const Linear& linear, View x, View y) {
   BackendStream& s = of(stream);
   const auto& l = static_cast<const CudaLinear&>(linear);
   const int64_t rows = x.shape[0];
-  if (l.plain != nullptr) {
+  if (l.is_plain()) {
     PlainLinearParams p{l.plain, l.plain_dtype, l.bias, f32(x), f32(y), rows, l.in, l.out, {}};
     p.work.partials = s.area<float>(Area::PlainPartials, plain_partials(rows, l.in, l.out));
     p.work.counters = s.area<uint32_t>(Area::PlainCounters, plain_counters(l.in, l.out));
@@ -83,6 +83,29 @@ void CudaBackend::linear(Stream& stream, const Linear& linear, View x, View y) {
   p.workspace_bytes = exl3_workspace_bytes(l.in, l.out, l.exl3.splits, rows);
   p.workspace = s.area(Area::Linear, p.workspace_bytes);
   if (s.running()) exl3_linear(p, s.handle());
+}
+
+// Neighbours of plain weights share a launch.
+void CudaBackend::linears(Stream& stream, std::span<const Linear* const> list, View x, std::span<const View> y) {
+  BackendStream& s = of(stream);
+  const auto params = [&](size_t i) {
+    const auto& l = static_cast<const CudaLinear&>(*list[i]);
+    return PlainLinearParams{l.plain, l.plain_dtype, l.bias, f32(x), f32(y[i]), x.shape[0], l.in, l.out, {}};
+  };
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i + 1 == list.size()) return linear(stream, *list[i], x, y[i]);
+    PlainLinearParams a = params(i);
+    const PlainLinearParams b = params(i + 1);
+    if (!static_cast<const CudaLinear&>(*list[i]).is_plain() ||
+        !static_cast<const CudaLinear&>(*list[i + 1]).is_plain() || !plain_pairs(a, b)) {
+      linear(stream, *list[i], x, y[i]);
+      continue;
+    }
+    a.work.partials = s.area<float>(Area::PlainPartials, plain_pair_partials(a.rows, a.in, a.out, b.out));
+    a.work.counters = s.area<uint32_t>(Area::PlainCounters, plain_counters(a.in, a.out) + plain_counters(b.in, b.out));
+    if (s.running()) plain_linear_pair(a, b, s.handle());
+    ++i;
+  }
 }
 
 void CudaBackend::add(Stream& stream, int64_t repeat, View a, View b, View out) {
@@ -174,7 +197,8 @@ void CudaBackend::qsa_attend(Stream& stream, const QsaWeights& w, const Batch& b
 void CudaBackend::router(Stream& stream, bool normalise, View logits, View ids, View weights) {
   BackendStream& s = of(stream);
   if (s.running())
-    cuda::router({f32(logits), i32(ids), f32(weights), logits.shape[0], logits.shape[1], ids.shape[1], normalise},
+    cuda::router({f32(logits), i32(ids), f32(weights), logits.shape[0], logits.shape[1], weights.shape[1], normalise,
+                  ids.shape[1] > weights.shape[1]},
                  s.handle());
 }
 
@@ -197,8 +221,8 @@ void CudaBackend::swiglu(Stream& stream, View gate, View up, View out) {
 void CudaBackend::combine(Stream& stream, View slots, View weights, View shared, View shared_gate, View y) {
   BackendStream& s = of(stream);
   if (s.running())
-    cuda::combine({f32(slots), f32(weights), f32(shared), f32(shared_gate), f32(y), slots.shape[0], slots.shape[1],
-                   slots.shape[2]},
+    cuda::combine({f32(slots), f32(weights), f32(shared), f32(shared_gate), f32(y), slots.shape[0], weights.shape[1],
+                   slots.shape[2], slots.shape[1] > weights.shape[1]},
                   s.handle());
 }
 

@@ -43,6 +43,11 @@ void check_quantized(const LinearSource& s) {
 
 }  // namespace
 
+Uploader& CudaBackend::uploader() {
+  if (!uploader_) uploader_ = std::make_unique<Uploader>(*memory_, load_stream_);
+  return *uploader_;
+}
+
 std::unique_ptr<Linear> CudaBackend::load_linear(LinearSource s) {
   auto linear = std::make_unique<CudaLinear>();
   linear->in = s.in, linear->out = s.out;
@@ -53,16 +58,15 @@ std::unique_ptr<Linear> CudaBackend::load_linear(LinearSource s) {
   const size_t bias_at = svh_at + aligned(svh.size() * 2);
   linear->memory = memory_->device(bias_at + s.bias.size() * 4, load_stream_);
   std::byte* base = linear->memory.view(DType::U8, {0}).data;
-  if (!uploader_) uploader_ = std::make_unique<Uploader>(*memory_, load_stream_);
   const auto put = [&](size_t at, const void* from, size_t bytes) {
-    uploader_->seek(base + at);
-    uploader_->write(from, bytes);
+    uploader().seek(base + at);
+    uploader().write(from, bytes);
   };
   put(0, plain ? s.plain : s.trellis, matrix);
   put(suh_at, suh.data(), suh.size() * 2);
   put(svh_at, svh.data(), svh.size() * 2);
   put(bias_at, s.bias.data(), s.bias.size() * 4);
-  uploader_->finish();
+  uploader().finish();
   linear->bias = s.bias.empty() ? nullptr : reinterpret_cast<const float*>(base + bias_at);
   if (plain) {
     linear->plain = base, linear->plain_dtype = s.plain_dtype;
@@ -105,15 +109,14 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   const size_t scales = experts.size() * 3 * (in_bytes + width_bytes);
   bank->memory = memory_->device(trellis + scales + aligned(experts.size() * sizeof(Exl3Expert)), load_stream_);
   std::byte* base = bank->memory.view(DType::U8, {0}).data;
-  if (!uploader_) uploader_ = std::make_unique<Uploader>(*memory_, load_stream_);
   // One run of bytes from the arena's start to its end, so that the uploads are few and large.
-  uploader_->seek(base);
+  uploader().seek(base);
   static constexpr std::byte kZeros[kAlign] = {};
   size_t at = 0;
   const auto put = [&](const void* from, size_t bytes) {
     const size_t was = at;
-    uploader_->write(from, bytes);
-    uploader_->write(kZeros, aligned(bytes) - bytes);
+    uploader().write(from, bytes);
+    uploader().write(kZeros, aligned(bytes) - bytes);
     at += aligned(bytes);
     return reinterpret_cast<const uint16_t*>(base + was);
   };
@@ -134,7 +137,7 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
     m.svh = put(halves(s.svh, "svh", s).data(), s.svh.size() * 2);
   });
   bank->table = reinterpret_cast<const Exl3Expert*>(put(table.data(), table.size() * sizeof(Exl3Expert)));
-  uploader_->finish();
+  uploader().finish();
   return bank;
 }
 

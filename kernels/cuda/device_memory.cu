@@ -9,6 +9,10 @@ namespace fnx::cuda {
 
 Buffer DeviceMemory::device(size_t bytes, cudaStream_t stream) {
   const uint64_t size = (std::max<size_t>(bytes, 1) + 511) / 512 * 512;  // the allocator's own step
+  if (plan_) {
+    in_use_ += size;
+    return Buffer(nullptr, bytes, Space::Device, [](std::byte*) {});
+  }
   const auto refuse = [&](uint64_t limit, const char* way_out) {
     throw Error(ErrorKind::Unsupported, "cannot allocate " + std::to_string(bytes) +
                                             " bytes of device memory: " + std::to_string(in_use_) + " are in use of " +
@@ -35,6 +39,7 @@ Buffer DeviceMemory::device(size_t bytes, cudaStream_t stream) {
 }
 
 Buffer DeviceMemory::pinned(size_t bytes) {
+  if (plan_) return Buffer(nullptr, bytes, Space::Host, [](std::byte*) {});
   void* data = nullptr;
   if (const cudaError_t e = cudaHostAlloc(&data, std::max<size_t>(bytes, 1), cudaHostAllocDefault); e != cudaSuccess) {
     cudaGetLastError();
@@ -45,7 +50,8 @@ Buffer DeviceMemory::pinned(size_t bytes) {
   return Buffer(static_cast<std::byte*>(data), bytes, Space::Host, [](std::byte* p) { cudaFreeHost(p); });
 }
 
-Uploader::Uploader(DeviceMemory& memory, cudaStream_t stream) : stream_(stream) {
+Uploader::Uploader(DeviceMemory& memory, cudaStream_t stream) : stream_(stream), idle_(memory.plan()) {
+  if (idle_) return;
   for (int i = 0; i < 2; ++i) {
     half_[i] = memory.pinned(kBytes);
     check_cuda(cudaEventCreateWithFlags(&event_[i], cudaEventDisableTiming), "cudaEventCreate");
@@ -53,6 +59,7 @@ Uploader::Uploader(DeviceMemory& memory, cudaStream_t stream) : stream_(stream) 
 }
 
 Uploader::~Uploader() {
+  if (idle_) return;
   cudaStreamSynchronize(stream_);
   for (CUevent_st* e : event_)
     if (e != nullptr) cudaEventDestroy(e);
@@ -64,6 +71,7 @@ void Uploader::seek(std::byte* to) {
 }
 
 void Uploader::write(const void* from, size_t bytes) {
+  if (idle_) return;
   const auto* next = static_cast<const std::byte*>(from);
   while (bytes > 0) {
     const size_t part = std::min(bytes, kBytes - filled_);
@@ -86,7 +94,7 @@ void Uploader::flush() {
 
 void Uploader::finish() {
   flush();
-  check_cuda(cudaStreamSynchronize(stream_), "upload");
+  if (!idle_) check_cuda(cudaStreamSynchronize(stream_), "upload");
 }
 
 }  // namespace fnx::cuda

@@ -15,17 +15,19 @@ namespace fnx::cuda {
 // Allocations keep it alive; it is for the device that was current when it was made.
 class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
  public:
-  // limit in bytes; 0: what the device has free.
-  explicit DeviceMemory(uint64_t limit) : limit_(limit) {}
+  // limit in bytes; 0: what the device has free. A plan only counts: its buffers have no memory.
+  DeviceMemory(uint64_t limit, bool plan) : limit_(limit), plan_(plan) {}
 
   // 256-byte aligned, zero-filled on `stream`. Throws Unsupported with bytes asked, in use and the limit.
   Buffer device(size_t bytes, cudaStream_t stream);
   // Pinned and zero-filled.
   Buffer pinned(size_t bytes);
   uint64_t in_use() const { return in_use_; }
+  bool plan() const { return plan_; }
 
  private:
   uint64_t limit_;
+  bool plan_;
   std::atomic<uint64_t> in_use_{0};
 };
 
@@ -49,6 +51,7 @@ class Uploader {
   Buffer half_[2];
   CUevent_st* event_[2] = {};
   cudaStream_t stream_;
+  bool idle_;  // in a plan
   std::byte* to_ = nullptr;
   size_t filled_ = 0;
   int now_ = 0;

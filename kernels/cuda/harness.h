@@ -36,10 +36,10 @@ class Harness {
   Harness& operator=(const Harness&) = delete;
 
   CUstream_st* stream();
-  // A buffer of that name, at least `bytes` long, 256-byte aligned; it grows and is kept. `zeroed`: zero-filled
+  // A buffer of that name, as long as the largest `bytes` asked for, 256-byte aligned. `zeroed`: zero-filled
   // whenever it is made anew; otherwise its content is undefined.
   void* buffer(const std::string& name, size_t bytes, bool zeroed);
-  // In stream order; upload returns after the host memory was read, download after it was written.
+  // Pageable host memory, in stream order; upload returns after it was read, download after it was written.
   void upload(void* device, const void* host, size_t bytes);
   void download(void* host, const void* device, size_t bytes);
   void synchronize();

@@ -59,8 +59,10 @@ __global__ void __launch_bounds__(32) router_kernel(RouterParams p) {
     for (int j = 0; j < kEach; ++j)
       if (j * 32 + lane == winner) rank[j] = INT_MIN;
   }
+  const int columns = k + p.one_more;
+  if (lane == 0 && p.one_more) p.ids[int64_t{blockIdx.x} * columns + k] = experts;
   if (lane >= k) return;
-  p.ids[int64_t{blockIdx.x} * k + lane] = id;
+  p.ids[int64_t{blockIdx.x} * columns + lane] = id;
   p.weights[int64_t{blockIdx.x} * k + lane] = p.normalise ? weight / sum : weight;
 }
 
@@ -75,14 +77,14 @@ __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
   const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 128 + threadIdx.x;
   if (i >= p.rows * quads) return;
   const int64_t row = i / quads, h = i % quads;
-  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * p.k * quads + h;
+  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * (p.k + p.one_more) * quads + h;
   float4 sum = make_float4(0, 0, 0, 0);
   const auto step = [&](float w, float4 v) {
     sum = make_float4(fmaf(w, v.x, sum.x), fmaf(w, v.y, sum.y), fmaf(w, v.z, sum.z), fmaf(w, v.w, sum.w));
   };
 #pragma unroll 5
   for (int64_t j = 0; j < p.k; ++j) step(p.weights[row * p.k + j], slots[j * quads]);
-  step(sigmoid(p.shared_gate[row]), reinterpret_cast<const float4*>(p.shared)[i]);
+  step(sigmoid(p.shared_gate[row]), p.one_more ? slots[p.k * quads] : reinterpret_cast<const float4*>(p.shared)[i]);
   reinterpret_cast<float4*>(p.y)[i] = sum;
 }
 

@@ -14,6 +14,7 @@ struct RouterParams {
   float* weights = nullptr;       // [R, k]
   int64_t rows = 0, experts = 0, k = 0;
   bool normalise = true;
+  bool one_more = false;  // ids is [R, k + 1], the last E
 };
 void router(const RouterParams& p, cudaStream_t stream);
 
@@ -34,6 +35,7 @@ struct CombineParams {
   const float* shared_gate = nullptr;  // [R]
   float* y = nullptr;                  // [R, H]
   int64_t rows = 0, k = 0, hidden = 0;
+  bool one_more = false;  // slots is [R, k + 1, H]; its last is `shared`, which then is null
 };
 void combine(const CombineParams& p, cudaStream_t stream);
 

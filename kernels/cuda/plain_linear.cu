@@ -209,6 +209,33 @@ void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
     launch(name, plain_few_kernel<1, 5>, few, 256, 0, stream, p);
 }
 
+bool plain_pairs(const PlainLinearParams& a, const PlainLinearParams& b) {
+  return a.dtype == DType::F16 && b.dtype == DType::F16 && a.in == b.in && a.in % 8 == 0 && a.x == b.x &&
+         a.rows == b.rows;
+}
+
+int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
+  return plain_partials(rows, in, out_a) / plain_counters(in, out_a) *
+         (plain_counters(in, out_a) + plain_counters(in, out_b));
+}
+
+void plain_linear_pair(const PlainLinearParams& a, const PlainLinearParams& b, cudaStream_t stream) {
+  require(plain_pairs(a, b) && a.in > 0 && a.out > 0 && b.out > 0 && a.rows >= 0, "plain_linear_pair",
+          "two F16 matrices of the same rows, in a multiple of 8 (in, outs, rows)", {a.in, a.out, b.out, a.rows});
+  require(aligned16({a.weights, b.weights, a.x}), "plain_linear_pair", "weights and x aligned to 16 bytes (in)",
+          {a.in});
+  const PlainPlan plan = plain_plan(a.in, a.out);
+  PlainLaunch l;
+  l.matrix[0] = {static_cast<const __half*>(a.weights), a.bias, a.y, a.out, Finish::None};
+  l.matrix[1] = {static_cast<const __half*>(b.weights), b.bias, b.y, b.out, Finish::None};
+  l.tiles = plain_counters(a.in, a.out);
+  l.x = a.x, l.rows = a.rows, l.in = a.in;
+  l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
+  l.splits = static_cast<int>(plan.splits);
+  l.partials = a.work.partials, l.counters = a.work.counters;
+  launch_plain(l, "plain_linear_pair", stream);
+}
+
 void plain_linear(const PlainLinearParams& p, cudaStream_t stream) {
   require(p.in > 0 && p.out > 0 && p.rows >= 0, "plain_linear", "in, out above 0 and rows 0 or more",
           {p.in, p.out, p.rows});

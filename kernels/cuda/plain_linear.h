@@ -38,4 +38,10 @@ struct PlainLinearParams {
 };
 void plain_linear(const PlainLinearParams& p, cudaStream_t stream);
 
+// Two matrices over the same rows in one launch, F16 with in % 8 == 0: the second is summed by the plan of the first.
+// a.work serves both: plain_pair_partials() floats and the counters of both.
+bool plain_pairs(const PlainLinearParams& a, const PlainLinearParams& b);  // whether they can be launched so
+int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b);
+void plain_linear_pair(const PlainLinearParams& a, const PlainLinearParams& b, cudaStream_t stream);
+
 }  // namespace fnx::cuda

@@ -420,8 +420,8 @@ void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
   check_qsa(s, "qsa_attend");
   require(p.cache.dtype == DType::BF16 || p.cache.dtype == DType::F32, "qsa_attend",
           "BF16 or F32 pages (bytes of an element)", {static_cast<int64_t>(dtype_size(p.cache.dtype))});
-  require(s.rows < 65536 && aligned16({p.cache.keys, p.cache.values}), "qsa_attend",
-          "fewer than 65536 rows and pages aligned to 16 bytes (rows)", {s.rows});
+  require(s.rows < 65536 && aligned16({p.query_gate, p.cache.keys, p.cache.values}), "qsa_attend",
+          "fewer than 65536 rows, and queries and pages aligned to 16 bytes (rows)", {s.rows});
   if (s.rows == 0 || s.lanes.count == 0) return;
   const auto rows = static_cast<unsigned>(s.rows), kv = static_cast<unsigned>(s.kv_heads);
   if (p.cache.dtype == DType::F32) {

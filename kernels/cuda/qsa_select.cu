@@ -159,6 +159,8 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
   require(count <= p.score_rows && count < 65536 && first >= 0 && first + count <= p.shape.rows, "qsa_scores",
           "a workspace of the rows asked for (first, count, workspace rows, rows)",
           {first, count, p.score_rows, p.shape.rows});
+  require(aligned16({p.index, p.cache.index_keys}), "qsa_scores",
+          "index queries and index keys aligned to 16 bytes (first row, rows)", {first, count});
   if (count == 0 || p.max_complete <= p.shape.blocks) return;
   const dim3 grid(blocks_of(p.max_complete, kBlockKeys), static_cast<unsigned>(count));
   launch("qsa_scores", qsa_scores_kernel, grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream, p, first);

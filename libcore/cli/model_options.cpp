@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
+#include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
 
@@ -28,6 +29,7 @@ void ModelOptions::add(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--vram-limit", vram_limit, "Most device memory to use, as 16GiB; without it, what is free")
       ->type_name("BYTES");
+  app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
   app.add_option("--tp", tp, "Ranks that share the experts")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--graph", graph, "Replay recorded launches")
       ->check(CLI::IsMember({"off", "on"}))
@@ -48,28 +50,6 @@ void refuse_unsupported(const ModelOptions& o) {
   if (o.draft.find_first_not_of("0123456789") == std::string::npos && !o.draft.empty())
     refuse(fmt::format("--draft {}: this build does not draft; use --draft off", o.draft));
   throw Error(ErrorKind::Usage, fmt::format("--draft {}: give auto, off or a number", o.draft));
-}
-
-// The tensors, the config and the receipt's subject.
-void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
-  if (is_synthetic(model)) {
-    auto source = std::make_unique<SyntheticSource>(SyntheticSpec::parse(model));
-    m.config = ModelConfig::parse(source->config_json());
-    m.synthetic_stops = source->stop_ids();
-    receipt.add_subject("checkpoint", source->spec().text(), source->bytes(), source->fingerprint());
-    receipt.add_not_run("text", "the weights are made up: speed and bits mean something, words do not");
-    m.source = std::move(source);
-    return;
-  }
-  auto checkpoint = std::make_unique<Checkpoint>(model);
-  m.folder = checkpoint->folder();
-  m.config = ModelConfig::load(m.folder / "config.json");
-  uint64_t bytes = 0;
-  for (const SourceFile& f : checkpoint->files()) bytes += f.bytes;
-  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
-  receipt.add_subject("checkpoint", bare_name(model), bytes,
-                      fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
-  m.source = std::move(checkpoint);
 }
 
 // Why the cuda backend cannot run the model here; empty when it can.
@@ -97,6 +77,28 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, Receipt& receipt)
   receipt.set_effective("device", o.device, o.device == 0 ? "default" : "flag");
   return make_cuda_backend({o.device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
 }
+
+// The tensors, the config and the receipt's subject.
+void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
+  if (is_synthetic(model)) {
+    auto source = std::make_unique<SyntheticSource>(SyntheticSpec::parse(model));
+    m.config = ModelConfig::parse(source->config_json());
+    m.synthetic_stops = source->stop_ids();
+    receipt.add_subject("checkpoint", source->spec().text(), source->bytes(), source->fingerprint());
+    receipt.add_not_run("text", "the weights are made up: speed and bits mean something, words do not");
+    m.source = std::move(source);
+    return;
+  }
+  auto checkpoint = std::make_unique<Checkpoint>(model);
+  m.folder = checkpoint->folder();
+  m.config = ModelConfig::load(m.folder / "config.json");
+  uint64_t bytes = 0;
+  for (const SourceFile& f : checkpoint->files()) bytes += f.bytes;
+  // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
+  receipt.add_subject("checkpoint", bare_name(model), bytes,
+                      fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
+  m.source = std::move(checkpoint);
+}
 }  // namespace
 
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
@@ -107,6 +109,26 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   m.backend = choose_backend(options, run.receipt());
   run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
+}
+
+bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const {
+  if (backend->name() != "cuda" && !options.memory_plan) return false;
+  LoadOptions load;
+  load.draft_head = engine.state.draft_head;
+  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  const MemoryPlan plan = plan_memory(*source, config, load, engine, limit);
+  run.receipt().set_effective("memory_plan",
+                              Json{{"weights_bytes", plan.weights},
+                                   {"states_bytes", plan.states},
+                                   {"scratch_bytes", plan.scratch},
+                                   {"workspaces_bytes", plan.workspaces},
+                                   {"limit_bytes", plan.limit}},
+                              "computed");
+  if (options.memory_plan) run.print(plan_text(plan));
+  require_fit(plan);
+  return options.memory_plan;
 }
 
 Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {

@@ -8,7 +8,7 @@
 
 #include "kernels/ops.h"
 #include "libcore/cli/tool.h"
-#include "libcore/engine/weights.h"
+#include "libcore/engine/engine.h"
 #include "libcore/format/tensor_source.h"
 
 namespace fnx {
@@ -19,7 +19,7 @@ struct ModelOptions {
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "off", draft = "auto";
   int64_t inject_capture_failure = 0;
-  bool accept_raw_norms = false;
+  bool accept_raw_norms = false, memory_plan = false;
 
   void add(CLI::App& app);
 };
@@ -37,6 +37,9 @@ struct OpenedModel {
   std::vector<int32_t> stop_ids() const { return folder.empty() ? synthetic_stops : load_stop_ids(folder); }
   // Throws Input or Unsupported; records the checkpoint and the backend in the receipt.
   static OpenedModel open(const ModelOptions& options, ToolRun& run);
+  // On a GPU: what the run will need, into the receipt and refused when it does not fit. True when the user asked for
+  // no more than that; it was printed then.
+  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const;
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
 };

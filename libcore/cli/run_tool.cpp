@@ -32,12 +32,13 @@ struct CommonOptions {
 
 class Run final : public ToolRun {
  public:
-  Run(Console& console, bool receipt_on_stdout) : console_(console), receipt_on_stdout_(receipt_on_stdout) {}
+  Run(Console& console, std::string receipt_path) : console_(console), receipt_path_(std::move(receipt_path)) {}
   Receipt& receipt() override { return receipt_; }
   void print(std::string_view text) override {
-    if (!receipt_on_stdout_) write_stdout(text);
+    if (!receipt_on_stdout()) write_stdout(text);
   }
-  bool receipt_on_stdout() const override { return receipt_on_stdout_; }
+  bool receipt_on_stdout() const override { return receipt_path_.empty(); }
+  std::string receipt_path() const override { return receipt_path_; }
   void info(const std::string& line) override { console_.info(line); }
   void debug(const std::string& line) override { console_.debug(line); }
   void progress(std::string_view what, uint64_t done, uint64_t total) override { console_.progress(what, done, total); }
@@ -45,7 +46,7 @@ class Run final : public ToolRun {
 
  private:
   Console& console_;
-  bool receipt_on_stdout_;
+  std::string receipt_path_;
   Receipt receipt_;
 };
 
@@ -283,7 +284,7 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
     console.error("receipt: " + begun.error);
     return begun.code;
   }
-  Run run(console, target.path.empty());
+  Run run(console, target.path);
   const Outcome outcome = guarded([&] { body(run); });
   return finish(console, writer, run.receipt(), outcome);
 }

@@ -27,6 +27,8 @@ class ToolRun {
   virtual void print(std::string_view text) = 0;
   // True when --receipt - was given.
   virtual bool receipt_on_stdout() const = 0;
+  // Where the receipt goes; empty when that is stdout.
+  virtual std::string receipt_path() const = 0;
   // Log lines on stderr; `info` is silent under -q, `debug` shows under -v.
   virtual void info(const std::string& line) = 0;
   virtual void debug(const std::string& line) = 0;

@@ -41,9 +41,9 @@ void Engine::make_activations() {
     a_.attended = make(DType::F32, {R, c.heads * c.head_dim});
   }
   a_.router = make(DType::F32, {R, c.experts});
-  a_.ids = make(DType::I32, {R, c.experts_per_token});
+  a_.ids = make(DType::I32, {R, c.experts_per_token + 1});  // the shared expert last, or apart
   a_.weights = make(DType::F32, {R, c.experts_per_token});
-  a_.slots = make(DType::F32, {R, c.experts_per_token, H});
+  a_.slots = make(DType::F32, {R, c.experts_per_token + 1, H});
   a_.shared_gate = make(DType::F32, {R, c.shared_expert_size});
   a_.shared_up = make(DType::F32, {R, c.shared_expert_size});
   a_.shared = make(DType::F32, {R, H});
@@ -77,6 +77,7 @@ void Engine::reserve() {
   lanes_ = draft_lanes_ = {lane};
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
+  const uint64_t before = backend_.device_bytes();
   backend_.reserve(*stream_, [&] {
     launch_forward(nullptr);
     launch_draws(config().vocab_size, false);
@@ -86,6 +87,7 @@ void Engine::reserve() {
     backend_.linear(*stream_, *weights_.lm_head, hidden,
                     View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
+  workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
 }
 

@@ -47,6 +47,7 @@ class Engine {
   const ModelConfig& config() const { return weights_.config; }
   const EngineOptions& options() const { return options_; }
   StatePool& state() { return state_; }
+  Stream& stream() { return *stream_; }  // of all its operations
   bool has_draft_head() const { return weights_.mtp.has_value() && options_.state.draft_head; }
 
   // Appends the lanes' tokens, in lane order: row i of the forward is the i-th token overall. At most one lane a slot.
@@ -61,6 +62,7 @@ class Engine {
   std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid);
   // What the last round drew from: F32 [draws, V].
   View drawn_logits() const { return a_.draw_logits.rows(0, static_cast<int64_t>(in_.params.host.shape[0])); }
+  uint64_t workspace_bytes() const { return workspace_bytes_; }  // device memory of the operations' workspaces
   const GraphCounters& graph_counters() const { return graphs_.counters(); }
 
   // Logits of rows of the last forward, in the order asked: F32 [rows.size(), V], valid until the next call.
@@ -131,6 +133,7 @@ class Engine {
   Staging staging_;
   GraphCache graphs_;
   std::vector<Buffer> buffers_;
+  uint64_t workspace_bytes_ = 0;
   Buffer asked_logits_, drawn_;  // of logits(), and the ids of a round on the host
   Activations a_;
   Inputs in_;

@@ -1,6 +1,8 @@
 // The launches of a forward: trunk, draft head, draws. Nothing here reads host memory that a replay would not.
 #include "libcore/engine/engine.h"
 
+#include <array>
+
 namespace fnx {
 
 void Engine::launch_forward(const Probe& probe) {
@@ -29,20 +31,16 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   ops.hc_mix(s, layer.attn_hc.ops, stack, u, inj);
   if (gdn != nullptr) {
     const GdnLayer& g = *layer.gdn;
-    ops.linear(s, *g.qkv, u, rows(a_.qkv));
-    ops.linear(s, *g.z, u, rows(a_.z));
-    ops.linear(s, *g.b, u, rows(a_.b));
-    ops.linear(s, *g.a, u, rows(a_.a));
+    const Linear* const from_u[] = {g.qkv.get(), g.z.get(), g.b.get(), g.a.get()};
+    ops.linears(s, from_u, u, std::array{rows(a_.qkv), rows(a_.z), rows(a_.b), rows(a_.a)});
     ops.gdn(s, g.ops, batch, rows(a_.qkv), rows(a_.z), rows(a_.b), rows(a_.a), *gdn, rows(a_.gdn_out));
     ops.linear(s, *g.out, rows(a_.gdn_out), y);
   } else {
     const QsaLayer& q = *layer.qsa;
     const QsaRows qr{rows(a_.qsa.query_gate), rows(a_.qsa.key), rows(a_.qsa.value), rows(a_.qsa.index),
                      rows(a_.qsa.selected)};
-    ops.linear(s, *q.q, u, qr.query_gate);
-    ops.linear(s, *q.k, u, qr.key);
-    ops.linear(s, *q.v, u, qr.value);
-    ops.linear(s, *q.index_qk, u, qr.index);
+    const Linear* const from_u[] = {q.q.get(), q.k.get(), q.v.get(), q.index_qk.get()};
+    ops.linears(s, from_u, u, std::array{qr.query_gate, qr.key, qr.value, qr.index});
     ops.qsa_write(s, q.ops, batch, qr, *kv);
     ops.qsa_select(s, q.ops, batch, qr, *kv);
     ops.qsa_attend(s, q.ops, batch, qr, *kv, rows(a_.attended));
@@ -52,16 +50,26 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
 
   const MoeLayer& m = layer.moe;
   ops.hc_mix(s, layer.mlp_hc.ops, stack, u, inj);
-  ops.linear(s, *m.router, u, rows(a_.router));
-  ops.router(s, config().normalise_top_k, rows(a_.router), rows(a_.ids), rows(a_.weights));
-  if (routing_) report_routing(layer, rows(a_.ids));
-  ops.experts(s, *m.experts, u, rows(a_.ids), rows(a_.slots));
-  ops.linear(s, *m.shared_gate, u, rows(a_.shared_gate));
-  ops.linear(s, *m.shared_up, u, rows(a_.shared_up));
-  ops.swiglu(s, rows(a_.shared_gate), rows(a_.shared_up), rows(a_.shared_gate));
-  ops.linear(s, *m.shared_down, rows(a_.shared_gate), rows(a_.shared));
-  ops.linear(s, *m.shared_expert_gate, u, rows(a_.shared_expert_gate));
-  ops.combine(s, rows(a_.slots), rows(a_.weights), rows(a_.shared), rows(a_.shared_expert_gate), y);
+  const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
+  const auto narrowed = [&](View v) {
+    v.shape[1] = columns;
+    return rows(v);
+  };
+  const View ids = narrowed(a_.ids), slots = narrowed(a_.slots);
+  const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
+  ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
+  ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
+  if (routing_) report_routing(layer, ids);
+  ops.experts(s, *m.experts, u, ids, slots);
+  View shared;
+  if (!m.shared_in_bank()) {
+    shared = rows(a_.shared);
+    const Linear* const from_u[] = {m.shared_gate.get(), m.shared_up.get()};
+    ops.linears(s, from_u, u, std::array{rows(a_.shared_gate), rows(a_.shared_up)});
+    ops.swiglu(s, rows(a_.shared_gate), rows(a_.shared_up), rows(a_.shared_gate));
+    ops.linear(s, *m.shared_down, rows(a_.shared_gate), shared);
+  }
+  ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
   ops.hc_inject(s, inj, y, stack);
 }
 
@@ -71,6 +79,11 @@ void Engine::report_routing(const Layer& layer, const View& ids) {
   to.data = reinterpret_cast<std::byte*>(host.data()), to.space = Space::Host;
   backend_.copy(*stream_, to, ids);
   stream_->synchronize();
+  // A shared expert in the bank has the last column.
+  const auto columns = static_cast<size_t>(ids.shape[1]), chosen = static_cast<size_t>(config().experts_per_token);
+  for (size_t i = 0; columns != chosen && i < host.size() / columns * chosen; ++i)
+    host[i] = host[i / chosen * columns + i % chosen];
+  host.resize(host.size() / columns * chosen);
   const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
   routing_(draft ? config().layers() : &layer - weights_.layers.data(), host);
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/error.h"
 #include "kernels/float16.h"
+#include "libcore/base/parallel.h"
 #include "libcore/format/exl3_linear.h"
 #include "libcore/format/float_values.h"
 #include "libcore/format/pack_survey.h"
@@ -129,16 +130,24 @@ class Loader {
     MoeLayer m;
     const int64_t h = c_.hidden_size;
     m.router = linear(p + ".gate", h, c_.experts);
-    m.shared_gate = linear(p + ".shared_expert.gate_proj", h, c_.shared_expert_size);
-    m.shared_up = linear(p + ".shared_expert.up_proj", h, c_.shared_expert_size);
-    m.shared_down = linear(p + ".shared_expert.down_proj", c_.shared_expert_size, h);
     m.shared_expert_gate = linear(p + ".shared_expert_gate", h, 1);
     std::vector<ExpertSource> experts(c_.experts);
-    for (int64_t e = 0; e < c_.experts; ++e) {
+    in_parallel(default_threads(), experts.size(), [&](size_t e) {
       const std::string ep = fmt::format("{}.experts.{}", p, e);
       experts[e].gate = load_linear_source(source_, ep + ".gate_proj", h, c_.expert_size);
       experts[e].up = load_linear_source(source_, ep + ".up_proj", h, c_.expert_size);
       experts[e].down = load_linear_source(source_, ep + ".down_proj", c_.expert_size, h);
+    });
+    ExpertSource shared;
+    shared.gate = load_linear_source(source_, p + ".shared_expert.gate_proj", h, c_.shared_expert_size);
+    shared.up = load_linear_source(source_, p + ".shared_expert.up_proj", h, c_.shared_expert_size);
+    shared.down = load_linear_source(source_, p + ".shared_expert.down_proj", c_.shared_expert_size, h);
+    if (!experts.empty() && same_form(shared, experts[0])) {
+      experts.push_back(std::move(shared));
+    } else {
+      m.shared_gate = backend_.load_linear(std::move(shared.gate));
+      m.shared_up = backend_.load_linear(std::move(shared.up));
+      m.shared_down = backend_.load_linear(std::move(shared.down));
     }
     m.experts = backend_.load_experts(std::move(experts));
     return m;
@@ -203,6 +212,15 @@ class Loader {
   }
 
  private:
+  // Whether one bank can hold both, whatever the widths.
+  static bool same_form(const ExpertSource& a, const ExpertSource& b) {
+    const auto same = [](const LinearSource& x, const LinearSource& y) {
+      return x.in == y.in && x.out == y.out && (x.plain != nullptr) == (y.plain != nullptr) &&
+             x.codebook == y.codebook && x.bias.empty() && y.bias.empty();
+    };
+    return same(a.gate, b.gate) && same(a.up, b.up) && same(a.down, b.down);
+  }
+
   static void check_hash(const std::string& prefix, const char* what, const std::vector<int64_t>& stored,
                          const std::vector<int64_t>& derived) {
     if (stored.empty() || stored == derived) return;

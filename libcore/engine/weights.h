@@ -32,8 +32,10 @@ struct QsaLayer {
 };
 
 struct MoeLayer {
-  LinearPtr router, shared_gate, shared_up, shared_down, shared_expert_gate;
+  LinearPtr router, shared_expert_gate;
+  LinearPtr shared_gate, shared_up, shared_down;  // null when the bank holds the shared expert, after the routed ones
   std::unique_ptr<ExpertBank> experts;
+  bool shared_in_bank() const { return shared_gate == nullptr; }
 };
 
 struct PleLayer {

@@ -9,12 +9,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <map>
-#include <mutex>
-#include <thread>
 
 #include "kernels/error.h"
+#include "libcore/base/parallel.h"
 #include "libcore/format/fingerprint_cache.h"
 #include "libcore/format/tensor_names.h"
 
@@ -79,29 +77,7 @@ std::string record_head(const TensorInfo& t) {
 }
 
 int thread_count(const FingerprintOptions& options) {
-  if (options.threads > 0) return options.threads;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
-}
-
-// Runs work(state) for items 0..count on several threads; the first exception stops the others and is thrown here.
-void in_parallel(int threads, size_t count, const std::function<void(size_t)>& work) {
-  std::atomic<size_t> next{0};
-  std::exception_ptr failure;
-  std::mutex mutex;
-  const auto loop = [&] {
-    try {
-      for (size_t i = next++; i < count; i = next++) work(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-      next = count;
-    }
-  };
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) pool.emplace_back(loop);
-  loop();
-  for (std::thread& t : pool) t.join();
-  if (failure) std::rethrow_exception(failure);
+  return options.threads > 0 ? options.threads : default_threads();
 }
 
 // Counts bytes, reports them, and ends the work when asked to.

@@ -10,12 +10,12 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <thread>
 
 #include "kernels/error.h"
 #include "kernels/exl3.h"
 #include "kernels/float16.h"
 #include "kernels/random.h"
+#include "libcore/base/parallel.h"
 #include "libcore/engine/ngram.h"
 #include "libcore/format/synthetic_model.h"
 #include "libcore/receipt/receipt.h"
@@ -88,25 +88,28 @@ uint16_t draw(uint64_t key, uint64_t element) {
   return static_cast<uint16_t>(splitmix64(key + element / 4) >> (16 * (element % 4)));
 }
 
-void fill_words(uint64_t key, uint64_t first, std::span<std::byte> to) {
-  const uint64_t word = first / 8, whole = to.size() / 8;
+// Word i of the tensor's random bytes, made into another word by `make`. `first` is a multiple of 8.
+template <class Make>
+void fill_words(uint64_t key, uint64_t first, std::span<std::byte> to, const Make& make) {
+  const uint64_t word = key + first / 8, whole = to.size() / 8;
   for (uint64_t i = 0; i < whole; ++i) {
-    const uint64_t value = splitmix64(key + word + i);
+    const uint64_t value = make(splitmix64(word + i));
     std::memcpy(to.data() + 8 * i, &value, 8);
   }
-  const uint64_t last = splitmix64(key + word + whole);
+  const uint64_t last = make(splitmix64(word + whole));
   std::memcpy(to.data() + 8 * whole, &last, to.size() % 8);
 }
 
-// 16-bit floats, one draw each.
+// 16-bit floats, one draw each: 12 bits of level, and one of sign.
 void fill_floats(uint64_t key, const Range& range, DType dtype, uint64_t first, std::span<std::byte> to) {
   uint16_t levels[kLevels];
   for (int l = 0; l < kLevels; ++l) levels[l] = encode(range.centre + range.reach * position(l), dtype);
-  for (uint64_t i = 0; i < to.size() / 2; ++i) {
-    const uint16_t d = draw(key, first / 2 + i);
-    const auto value = static_cast<uint16_t>(levels[d / 16] ^ (range.sign ? d << 15 : 0));
-    std::memcpy(to.data() + 2 * i, &value, 2);
-  }
+  const uint64_t signs = range.sign ? 0x8000800080008000u : 0;
+  fill_words(key, first, to, [&](uint64_t random) {
+    uint64_t value = 0;
+    for (int i = 0; i < 64; i += 16) value |= uint64_t{levels[random >> (i + 4) & (kLevels - 1)]} << i;
+    return value ^ (random << 15 & signs);
+  });
 }
 
 void fill_table(uint64_t key, const Values& values, int64_t width, uint64_t first, std::span<std::byte> to) {
@@ -133,7 +136,7 @@ void need_folder(std::string_view model) {
 SyntheticSource::SyntheticSource(const SyntheticSpec& spec, int threads)
     : spec_(spec),
       config_(ModelConfig::parse(synthetic_config(spec))),
-      threads_(threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {
+      threads_(threads > 0 ? threads : default_threads()) {
   std::vector<LayoutTensor> shard_tensors, table_tensors;
   uint64_t listed = 0;
   const auto size_of = [](const LayoutTensor& t) {
@@ -241,7 +244,7 @@ void SyntheticSource::fill(const TensorInfo& tensor, uint64_t first, std::span<s
     case Content::Multipliers:
       return copy(NgramHash::derive(config_, v.fan).multipliers.data());
     case Content::Trellis:
-      return fill_words(key, first, to);
+      return fill_words(key, first, to, [](uint64_t random) { return random; });
     case Content::Table:
       return fill_table(key, v, tensor.shape[1], first, to);
     case Content::Router: {
@@ -268,11 +271,9 @@ TensorData SyntheticSource::read(const TensorInfo& tensor) const {
       std::as_writable_bytes(std::span(words.get(), tensor.bytes / 8 + 1)).first(tensor.bytes);
   const uint64_t count = std::clamp<uint64_t>(tensor.bytes / kPieceBytes, 1, static_cast<uint64_t>(threads_));
   const uint64_t piece = (tensor.bytes / count + 8) / 8 * 8;
-  std::vector<std::jthread> others;
-  for (uint64_t at = piece; at < tensor.bytes; at += piece)
-    others.emplace_back([&, at] { fill(tensor, at, bytes.subspan(at, std::min(piece, tensor.bytes - at))); });
-  fill(tensor, 0, bytes.first(std::min(piece, tensor.bytes)));
-  others.clear();
+  in_parallel(threads_, (tensor.bytes + piece - 1) / piece, [&](size_t i) {
+    fill(tensor, i * piece, bytes.subspan(i * piece, std::min(piece, tensor.bytes - i * piece)));
+  });
   return {bytes, words};
 }
 

@@ -28,4 +28,19 @@ Interval bootstrap_median(const std::vector<double>& samples, int resamples, uin
   return {percentile(medians, 2.5), percentile(medians, 97.5)};
 }
 
+PairedRatio paired_ratio(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size() || a.empty()) throw Error(ErrorKind::Internal, "pairs need as many samples of either arm");
+  PairedRatio out;
+  std::vector<double> by_first[2];
+  for (size_t i = 0; i < a.size(); ++i) {
+    out.ratios.push_back(a[i] / b[i]);
+    by_first[i % 2].push_back(out.ratios.back());
+  }
+  out.median = median(out.ratios);
+  out.interval = bootstrap_median(out.ratios);
+  out.a_first = median(by_first[0]);
+  out.b_first = by_first[1].empty() ? std::nan("") : median(by_first[1]);
+  return out;
+}
+
 }  // namespace fnx

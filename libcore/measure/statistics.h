@@ -18,4 +18,13 @@ struct Interval {
 // interval.
 Interval bootstrap_median(const std::vector<double>& samples, int resamples = 2000, uint64_t seed = 0);
 
+// Runs of two arms in the order A B B A: sample i of each belongs to pair i, A runs first in even pairs.
+struct PairedRatio {
+  std::vector<double> ratios;  // a[i] / b[i]
+  double median = 0;
+  Interval interval;                // of the median
+  double a_first = 0, b_first = 0;  // medians of even and of odd pairs; NaN without any
+};
+PairedRatio paired_ratio(const std::vector<double>& a, const std::vector<double>& b);
+
 }  // namespace fnx

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstdio>
 
+#include "kernels/devices.h"
 #include "kernels/error.h"
+#include "libcore/engine/memory_plan.h"
 #include "libcore/engine/scheduler.h"
 #include "tests/support/compared_backend.h"
 #include "tests/support/golden.h"
@@ -82,7 +84,47 @@ Generated generate(int64_t parallel, DType kv, bool graphs, int64_t inject = 0, 
   return out;
 }
 
+MemoryPlan tiny_plan(const EngineOptions& engine, uint64_t limit) {
+  return plan_memory(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), {}, engine, limit);
+}
+
+EngineOptions planned_options() {
+  EngineOptions o;
+  o.state = {4, 4000, 1000, DType::BF16, true};
+  o.max_rows = 300;
+  return o;
+}
+
 }  // namespace
+
+TEST_CASE("memory plan: counts every term without a GPU and refuses a limit with the largest and its way out") {
+  if (cuda_runtime_version() == "none") return;  // there is no backend to plan for
+  const MemoryPlan plan = tiny_plan(planned_options(), 0);
+  CHECK(plan.weights > 20'000'000);
+  CHECK(plan.weights < 40'000'000);
+  CHECK(plan.states > 0);
+  CHECK(plan.workspaces > 0);
+  CHECK(plan_text(plan).find("weights") != std::string::npos);
+  EngineOptions more = planned_options();
+  more.state.slots = 8;
+  CHECK(tiny_plan(more, 0).states > plan.states);
+  CHECK(tiny_plan(more, 0).weights == plan.weights);
+  CHECK_NOTHROW(require_fit(tiny_plan(planned_options(), plan.total())));
+  CHECK_THROWS_WITH_AS(require_fit(tiny_plan(planned_options(), plan.total() - 1)), doctest::Contains("--vram-limit"),
+                       Error);
+}
+
+TEST_CASE("cuda: a memory plan is what a run then uses, to the byte") {
+  if (no_gpu()) return;
+  const auto backend = make_cuda_backend();
+  const Weights weights =
+      Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), *backend);
+  const uint64_t loaded = backend->device_bytes();
+  Engine engine(weights, *backend, planned_options());
+  const MemoryPlan plan = tiny_plan(planned_options(), 0);
+  CHECK(plan.weights == loaded);
+  CHECK(plan.total() == backend->device_bytes());
+}
 
 TEST_CASE("cuda: every operation of a prompt and of single rows lies near the cpu backend's from the same inputs") {
   if (no_gpu()) return;

@@ -93,6 +93,24 @@ TEST_CASE("contract: a sound kernel passes with every control red") {
   CHECK(report.sound(options));
   CHECK(report.kernels[0].values.worst_fraction > 0.5);
   CHECK(report.kernels[0].values.worst_fraction <= 1);
+  REQUIRE(report.kernels[0].by_shape.size() == 1);
+  CHECK(report.kernels[0].by_shape[0].first == "rows of 8");
+  CHECK(report.kernels[0].by_shape[0].second.values == report.kernels[0].values.values);
+}
+
+TEST_CASE("contract: threads do not change what is reported when cases fail") {
+  Sum kernel;
+  kernel.bound = 0.25;
+  std::vector<Comparison> found;
+  Cases cases{kernel.shapes(Effort::Host), {std::begin(kAllKinds), std::end(kAllKinds)}, 1};
+  const GateResult alone = check_values(kernel, kernel.host_implementation(), cases, {}, found);
+  CHECK(alone.outcome == Outcome::Fail);
+  cases.threads = 4;
+  for (int i = 0; i < 50; ++i) {
+    const GateResult together = check_values(kernel, kernel.host_implementation(), cases, {}, found);
+    REQUIRE(together.outcome == Outcome::Fail);
+    REQUIRE(together.detail == alone.detail);
+  }
 }
 
 TEST_CASE("contract: a bound that no fault can break fails the run") {

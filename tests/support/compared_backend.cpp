@@ -86,6 +86,20 @@ class Compared : public ComparedBackend {
         [&] { device_.linear(s, *two.device, x, y); }, {y},
         [&] { cpu_.linear(*cpu_stream_, *two.cpu, host(x), host(y)); });
   }
+  void linears(Stream& s, std::span<const Linear* const> list, View x, std::span<const View> y) override {
+    std::vector<const Linear*> device, cpu;
+    for (const Linear* l : list) {
+      device.push_back(static_cast<const TwoLinears*>(l)->device.get());
+      cpu.push_back(static_cast<const TwoLinears*>(l)->cpu.get());
+    }
+    run(
+        s, "linears", [&] { device_.linears(s, device, x, y); }, {y.begin(), y.end()},
+        [&] {
+          std::vector<View> there;
+          for (const View& v : y) there.push_back(host(v));
+          cpu_.linears(*cpu_stream_, cpu, host(x), there);
+        });
+  }
   void add(Stream& s, int64_t repeat, View a, View b, View out) override {
     run(
         s, "add", [&] { device_.add(s, repeat, a, b, out); }, {out},
@@ -158,7 +172,9 @@ class Compared : public ComparedBackend {
   void combine(Stream& s, View slots, View weights, View shared, View gate, View y) override {
     run(
         s, "combine", [&] { device_.combine(s, slots, weights, shared, gate, y); }, {y},
-        [&] { cpu_.combine(*cpu_stream_, host(slots), host(weights), host(shared), host(gate), host(y)); });
+        [&] {
+          cpu_.combine(*cpu_stream_, host(slots), host(weights), shared ? host(shared) : shared, host(gate), host(y));
+        });
   }
   void ngram_decode(Stream& s, int bits, View packed, View bias, View out) override {
     run(

@@ -13,6 +13,7 @@
 #include "libcore/format/ngram_table.h"
 #include "libcore/format/pack_survey.h"
 #include "libcore/format/synthetic_source.h"
+#include "libcore/measure/memory.h"
 #include "tests/support/golden.h"
 
 using namespace fnx;
@@ -195,6 +196,19 @@ TEST_CASE("synthetic: the published geometry has its tensors, and a table of 33 
   const uint64_t at = static_cast<uint64_t>(kTablePeriod) * static_cast<uint64_t>(table.row_bytes()) - 2048;
   source.fill(t, at, around);
   CHECK(std::memcmp(around.data(), table.row(0) + at, around.size()) == 0);
+}
+
+TEST_CASE("synthetic: what was read and let go takes no memory") {
+  const SyntheticSource source = make("synth:flash-next-3.05bpw,layers=1,experts=64");
+  reset_peak_rss();
+  [[maybe_unused]] const uint64_t before = peak_rss_bytes();
+  uint64_t read = 0;
+  for (const TensorInfo& t : source.tensors())
+    if (t.name.find(".experts.") != std::string::npos) read += source.read(t).bytes.size();
+  CHECK(read > uint64_t{200} << 20);
+#ifndef __SANITIZE_ADDRESS__
+  CHECK(peak_rss_bytes() - before < uint64_t{16} << 20);
+#endif
 }
 
 TEST_CASE("synthetic: skew makes few experts popular, without it all are nearly alike") {

@@ -1,0 +1,220 @@
+// fnx-prefill-sweep: time and memory of prompts over their lengths and chunk sizes, and whether all chunk sizes agree.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "kernels/error.h"
+#include "libcore/cli/gates.h"
+#include "libcore/cli/model_options.h"
+#include "libcore/cli/prompts.h"
+#include "libcore/engine/workload.h"
+#include "libcore/measure/memory.h"
+#include "libcore/measure/statistics.h"
+
+using namespace fnx;
+
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::string lengths = "512-4096*2", chunks = "64-1024*4", format = "table";
+  int repeat = 4;
+  std::vector<std::string> gates;
+  bool dry_run = false;
+
+  void add(CLI::App& app) {
+    model.add(app);
+    app.add_option("--lengths", lengths, "Prompt lengths, as a,b and first-last*mult")
+        ->type_name("LIST")
+        ->capture_default_str();
+    app.add_option("--chunk-rows", chunks, "Prompt rows of one forward, as a,b and first-last*mult")
+        ->type_name("LIST")
+        ->capture_default_str();
+    app.add_option("--repeat", repeat, "Warm runs a cell, after one cold run on a fresh engine")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    app.add_option("--gate", gates, "Limit on a warm median, like rows_per_s>=12000 or tokens512/chunk64/ttft_ns<=1e9")
+        ->type_name("NAME>=VALUE");
+    app.add_option("--format", format, "Form of the output")
+        ->check(CLI::IsMember({"table", "csv"}))
+        ->capture_default_str();
+    app.add_flag("--dry-run", dry_run, "Print the cells and run none");
+  }
+};
+
+struct Cell {
+  int64_t length = 0, chunk = 0;  // rows of a forward, at most the length
+  std::string name() const { return fmt::format("tokens{}/chunk{}", length, chunk); }
+};
+
+// A run of a cell.
+struct Sample {
+  bool cold = false;
+  double ttft_ns = 0;
+  uint64_t peak_rss_bytes = 0, device_bytes = 0, state_bytes = 0;
+  std::string hash;
+};
+
+std::vector<Cell> plan_cells(const Options& o, const ModelConfig& config) {
+  std::vector<Cell> cells;
+  std::set<std::pair<int64_t, int64_t>> seen;
+  const std::vector<int64_t> chunks = parse_list(o.chunks);
+  for (const int64_t length : parse_list(o.lengths)) {
+    if (length < 1 || length > config.max_position_embeddings)
+      throw Error(ErrorKind::Usage, fmt::format("--lengths: {}: the model's context holds 1 to {} tokens", length,
+                                                config.max_position_embeddings));
+    for (const int64_t chunk : chunks) {
+      if (chunk < 1) throw Error(ErrorKind::Usage, fmt::format("--chunk-rows: {}: give 1 or more", chunk));
+      if (seen.emplace(length, std::min(chunk, length)).second) cells.push_back({length, std::min(chunk, length)});
+    }
+  }
+  return cells;
+}
+
+std::string csv_of(const std::vector<std::pair<Cell, std::vector<Sample>>>& all) {
+  std::string out =
+      "length_tokens,chunk_rows,phase,ttft_ns,rows_per_s,peak_rss_bytes,device_bytes,state_bytes,logits_hash\n";
+  for (const auto& [cell, samples] : all)
+    for (const Sample& s : samples)
+      out += fmt::format("{},{},{},{:.0f},{:.3f},{},{},{},{}\n", cell.length, cell.chunk, s.cold ? "cold" : "warm",
+                         s.ttft_ns, static_cast<double>(cell.length) / s.ttft_ns * 1e9, s.peak_rss_bytes,
+                         s.device_bytes, s.state_bytes, s.hash);
+  return out;
+}
+
+class Sweep {
+ public:
+  Sweep(const Options& options, ToolRun& run) : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
+    cells_ = plan_cells(o_, model_.config);
+    std::vector<std::string> names;
+    for (const Cell& c : cells_)
+      for (const char* figure : {"/rows_per_s", "/ttft_ns"}) names.push_back(c.name() + figure);
+    limits_ = parse_gates(o_.gates, names);
+    run_.receipt().set_effective("cells", cells_.size(), "flag");
+  }
+
+  void print_plan() {
+    int64_t rows = 0;
+    for (const Cell& c : cells_) {
+      run_.print(fmt::format("{:>9} tokens in chunks of {:>6}: {} runs\n", c.length, c.chunk, 1 + o_.repeat));
+      rows += c.length * (1 + o_.repeat);
+    }
+    run_.print(fmt::format("{} cells, {} prompt rows\n", cells_.size(), rows));
+    run_.receipt().result = {{"cells", cells_.size()}, {"prompt_rows", rows}};
+    run_.receipt().add_not_run("every cell", "--dry-run");
+  }
+
+  void measure() {
+    weights_.emplace(model_.load(o_.model, false, run_));
+    if (o_.format == "table")
+      run_.print(fmt::format("{:>9}{:>8}{:>13}{:>13}{:>12}{:>12}{:>12}  {}\n", "tokens", "chunk", "cold ms", "warm ms",
+                             "rows/s", "RSS MiB", "device MiB", "logits"));
+    for (const Cell& cell : cells_) {
+      run_cell(cell);
+      if (run_.stopping()) return;
+      run_.progress("cells", results_.size(), cells_.size());
+    }
+    compare();
+    judge_gates(limits_, figures_, run_.receipt());
+    const std::string csv = csv_of(results_);
+    if (o_.format == "csv") run_.print(csv);
+    if (const std::filesystem::path receipt = run_.receipt_path(); !receipt.empty())
+      write_file_atomic(std::filesystem::path(receipt).replace_extension("csv"), csv);
+  }
+
+ private:
+  void run_cell(const Cell& cell) {
+    Workload work;
+    work.prompts = {made_up_prompt(cell.length, model_.config.vocab_size)};
+    work.chunk_rows = cell.chunk;
+    EngineOptions eo;
+    eo.state = work.state();
+    eo.state.kv_dtype = model_.backend->kv_dtype();
+    eo.max_rows = work.max_rows();
+    eo.graphs = o_.model.graph == "on";
+    reset_peak_rss();
+    Engine engine(*weights_, *model_.backend, eo);
+    std::vector<Sample> samples;
+    for (int i = 0; i <= o_.repeat; ++i) {
+      const WorkloadRun timed = run_workload(engine, work, [&] { return run_.stopping(); });
+      if (timed.stopped) return;
+      samples.push_back({i == 0, timed.prompts_ns, peak_rss_bytes(), model_.backend->device_bytes(),
+                         static_cast<uint64_t>(engine.state().bytes()), drawn_logits_hash(engine)});
+    }
+    record(cell, samples);
+  }
+
+  void record(const Cell& cell, const std::vector<Sample>& samples) {
+    Receipt& receipt = run_.receipt();
+    std::vector<double> cold, warm;
+    for (const Sample& s : samples) (s.cold ? cold : warm).push_back(s.ttft_ns);
+    const auto rss = static_cast<double>(samples.back().peak_rss_bytes);
+    const auto device = static_cast<double>(samples.back().device_bytes);
+    receipt.add_series(cell.name() + "/ttft_ns", "ns", "cold", cold);
+    receipt.add_series(cell.name() + "/ttft_ns", "ns", "warm", warm);
+    receipt.add_series(cell.name() + "/peak_rss_bytes", "bytes", "warm", {rss});
+    receipt.add_series(cell.name() + "/device_bytes", "bytes", "warm", {device});
+    const double rate = static_cast<double>(cell.length) / median(warm) * 1e9;
+    figures_.push_back({cell.name() + "/rows_per_s", "rows/s", rate, ""});
+    figures_.push_back({cell.name() + "/ttft_ns", "ns", median(warm), ""});
+    const double mib = 1 << 20;
+    if (o_.format == "table")
+      run_.print(fmt::format("{:>9}{:>8}{:>13.3f}{:>13.3f}{:>12.1f}{:>12.0f}{:>12.0f}  {}\n", cell.length, cell.chunk,
+                             cold.front() / 1e6, median(warm) / 1e6, rate, rss / mib, device / mib,
+                             samples.front().hash));
+    results_.emplace_back(cell, samples);
+  }
+
+  // One hash a length, whatever the chunks.
+  void compare() {
+    Receipt& receipt = run_.receipt();
+    receipt.result["lengths"] = Json::array();
+    std::set<int64_t> lengths;
+    for (const Cell& c : cells_) lengths.insert(c.length);
+    for (const int64_t length : lengths) {
+      std::set<std::string> hashes;
+      Json by_chunk = Json::object();
+      for (const auto& [cell, samples] : results_) {
+        if (cell.length != length) continue;
+        for (const Sample& s : samples) hashes.insert(s.hash);
+        by_chunk[std::to_string(cell.chunk)] = samples.front().hash;
+      }
+      receipt.result["lengths"].push_back(Json{{"length_tokens", length}, {"logits_hash_by_chunk", by_chunk}});
+      if (!receipt.add_gate(fmt::format("tokens{}/different_logits", length), static_cast<double>(hashes.size()),
+                            "==", 1, "hashes"))
+        run_.info(fmt::format("{} tokens: the last row's logits differ between chunk sizes", length));
+    }
+  }
+
+  const Options& o_;
+  ToolRun& run_;
+  OpenedModel model_;
+  std::optional<Weights> weights_;
+  std::vector<Cell> cells_;
+  std::vector<GateLimit> limits_;
+  std::vector<std::pair<Cell, std::vector<Sample>>> results_;
+  std::vector<Figure> figures_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  const ToolInfo info{"fnx-prefill-sweep",
+                      "Times prompts over lengths and chunk sizes and holds all chunk sizes to the same logits.",
+                      {"fnx-prefill-sweep --model fixtures/flashnext-tiny --lengths 64-512*2 --chunk-rows 16,64,512",
+                       "fnx-prefill-sweep --model synth:flash-next-3.05bpw --lengths 8192 --chunk-rows 1024-8192*2 "
+                       "--gate \"rows_per_s>=12000\""}};
+  return run_tool(
+      argc, argv, info, [&](CLI::App& app) { options.add(app); },
+      [&](ToolRun& run) {
+        Sweep sweep(options, run);
+        if (options.dry_run)
+          sweep.print_plan();
+        else
+          sweep.measure();
+      });
+}

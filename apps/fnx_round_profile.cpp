@@ -1,0 +1,126 @@
+// Times the operations of one decode round, group by group.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "kernels/error.h"
+#include "libcore/cli/model_options.h"
+#include "libcore/engine/engine.h"
+#include "libcore/measure/operation_times.h"
+
+using namespace fnx;
+
+namespace {
+
+struct Options {
+  ModelOptions model;
+  int64_t rows = 1, context = 64, chunk_rows = 512;
+  int repeats = 7, rounds = 20;
+};
+
+// Rounds of one token a sequence after a prompt; the ids are made up, only their number matters.
+class Rounds {
+ public:
+  Rounds(Engine& engine, const Options& o) : engine_(engine), o_(o) {
+    for (int64_t i = 0; i < o.rows; ++i) slots_.push_back(engine.state().open());
+    std::vector<int32_t> prompt(o.context);
+    for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 2654435761u % 1000);
+    for (const int32_t slot : slots_)
+      for (int64_t at = 0; at < o.context; at += o.chunk_rows) {
+        const LaneInput lane{slot, std::span(prompt).subspan(at, std::min(o.chunk_rows, o.context - at))};
+        engine_.round({&lane, 1}, {}, 1);
+      }
+  }
+  void run() {
+    std::vector<LaneInput> lanes;
+    std::vector<Draw> draws;
+    token_ = (token_ * 31 + 7) % 997;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      lanes.push_back({slots_[i], {&token_, 1}});
+      draws.push_back({static_cast<int32_t>(i), {}});
+    }
+    engine_.round(lanes, draws, engine_.config().vocab_size);
+  }
+
+ private:
+  Engine& engine_;
+  const Options& o_;
+  std::vector<int32_t> slots_;
+  int32_t token_ = 1;
+};
+
+double median_ns(Rounds& rounds, int count) {
+  std::vector<double> samples;
+  for (int i = 0; i < count + 3; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    rounds.run();
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
+    if (i >= 3) samples.push_back(took.count());
+  }
+  std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+  return samples[samples.size() / 2];
+}
+
+void profile(const Options& o, ToolRun& run) {
+  OpenedModel model = OpenedModel::open(o.model, run);
+  EngineOptions eo;
+  const int64_t tokens = o.context + 4 * (o.rounds + 10);
+  eo.state = {o.rows, o.rows * tokens, tokens, model.backend->kv_dtype(), false};
+  eo.max_rows = std::max(o.rows, std::min(o.chunk_rows, o.context));
+  if (model.plan(o.model, eo, run)) return;
+  const Weights weights = model.load(o.model, false, run);
+  const std::unique_ptr<RecordingBackend> backend = make_recording_backend(*model.backend);
+  double eager = 0, replayed = 0;
+  for (const bool graphs : {true, false}) {
+    eo.graphs = graphs;
+    Engine engine(weights, *backend, eo);
+    Rounds rounds(engine, o);
+    (graphs ? replayed : eager) = median_ns(rounds, o.rounds);
+    if (graphs) {
+      run.receipt().evidence["graph_replays"] = engine.graph_counters().replays;
+      run.receipt().evidence["graph_bytes"] = engine.graph_counters().bytes;
+      continue;
+    }
+    backend->start();
+    rounds.run();
+    std::vector<OperationTime> times = backend->times(engine.stream(), o.repeats);
+    std::sort(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+    double sum = 0;
+    run.print(fmt::format("{:<26} {:>6} {:>10} {:>10}\n", "operation", "calls", "us each", "us"));
+    for (const OperationTime& t : times) {
+      sum += t.seconds;
+      run.print(fmt::format("{:<26} {:>6} {:>10.2f} {:>10.1f}\n", t.name, t.calls,
+                            t.seconds * 1e6 / static_cast<double>(t.calls), t.seconds * 1e6));
+      run.receipt().add_series(t.name, "ns", "warm", {t.seconds * 1e9});
+    }
+    run.print(fmt::format("{:<26} {:>6} {:>10} {:>10.1f}\n", "together", "", "", sum * 1e6));
+  }
+  run.receipt().add_series("eager_round_ns", "ns", "warm", {eager});
+  run.receipt().add_series("graph_round_ns", "ns", "warm", {replayed});
+  run.print(fmt::format("a round: {:.1f} us eager, {:.1f} us replayed\n", eager / 1e3, replayed / 1e3));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  const ToolInfo info{"fnx-round-profile",
+                      "Times the operations of one decode round, group by group.",
+                      {"fnx-round-profile --model DIR", "fnx-round-profile --model DIR --rows 8 --context 4096"}};
+  return run_tool(
+      argc, argv, info,
+      [&](CLI::App& app) {
+        o.model.add(app);
+        app.add_option("--rows", o.rows, "Sequences of the round")->check(CLI::Range(1, 1024))->capture_default_str();
+        app.add_option("--context", o.context, "Tokens before the round")
+            ->check(CLI::Range(1, 1 << 20))
+            ->capture_default_str();
+        app.add_option("--chunk-rows", o.chunk_rows, "Prompt rows in one forward")
+            ->check(CLI::Range(1, 1 << 20))
+            ->capture_default_str();
+        app.add_option("--repeat", o.repeats, "Samples a group")->check(CLI::Range(1, 1000))->capture_default_str();
+        app.add_option("--rounds", o.rounds, "Whole rounds timed")->check(CLI::Range(1, 1000))->capture_default_str();
+      },
+      [&](ToolRun& run) { profile(o, run); });
+}

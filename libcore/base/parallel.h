@@ -1,0 +1,16 @@
+// Independent pieces of work on several threads of their own.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace fnx {
+
+// One a hardware thread, at most 16: for work that memory bounds.
+int default_threads();
+
+// Runs work(i) for i in 0 .. count - 1, on `threads` threads with the caller's; the first exception stops the others
+// and is thrown here.
+void in_parallel(int threads, size_t count, const std::function<void(size_t)>& work);
+
+}  // namespace fnx

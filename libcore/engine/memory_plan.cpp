@@ -1,0 +1,91 @@
+#include "libcore/engine/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/error.h"
+
+namespace fnx {
+
+namespace {
+
+// Tensors that are only copied to the device keep their size and lose their bytes, which nobody reads.
+class HeadersOnly : public TensorSource {
+ public:
+  explicit HeadersOnly(const TensorSource& source) : source_(source) {}
+  std::span<const SourceFile> files() const override { return source_.files(); }
+  std::span<const TensorInfo> tensors() const override { return source_.tensors(); }
+  const TensorInfo* find(std::string_view name) const override { return source_.find(name); }
+  TensorData read(const TensorInfo& tensor) const override {
+    const std::string_view name = tensor.name;
+    const auto ends = [&](std::string_view end) { return name.size() >= end.size() && name.ends_with(end); };
+    // Scales fill with zeros, which every format holds; the rest is small and read.
+    if (ends(".suh") || ends(".svh") || ends(".su") || ends(".sv")) {
+      auto zeros = std::make_shared<std::vector<std::byte>>(tensor.bytes);
+      return {{zeros->data(), zeros->size()}, zeros};
+    }
+    if (!ends(".trellis") && tensor.bytes < kRead) return source_.read(tensor);
+    static constexpr std::byte kNothing{};
+    return {{&kNothing, tensor.bytes}, nullptr};
+  }
+
+ private:
+  static constexpr uint64_t kRead = 256 << 10;
+  const TensorSource& source_;
+};
+
+struct Term {
+  const char* name;
+  uint64_t bytes;
+  const char* way_out;
+};
+std::array<Term, 4> terms(const MemoryPlan& p) {
+  return {{{"weights", p.weights, "take a pack of fewer bits"},
+           {"states and KV pages", p.states, "lower --parallel, --max-tokens or the prompt"},
+           {"scratch", p.scratch, "lower --chunk-rows or --parallel"},
+           {"workspaces", p.workspaces, "lower --chunk-rows or --parallel"}}};
+}
+double gib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+}  // namespace
+
+MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, const LoadOptions& load,
+                       const EngineOptions& engine, uint64_t limit) {
+  CudaOptions options;
+  options.plan = true;
+  const auto backend = make_cuda_backend(options);
+  LoadOptions trusting = load;
+  trusting.accept_raw_norms = true;  // their values are not looked at
+  const HeadersOnly headers(source);
+  MemoryPlan plan;
+  plan.limit = limit;
+  const Weights weights = Weights::load(headers, config, *backend, trusting);
+  plan.weights = backend->device_bytes();
+  Engine e(weights, *backend, engine);
+  plan.states = e.state().bytes();
+  plan.workspaces = e.workspace_bytes();
+  plan.scratch = backend->device_bytes() - plan.weights - plan.states - plan.workspaces;
+  return plan;
+}
+
+std::string plan_text(const MemoryPlan& plan) {
+  std::string out;
+  for (const Term& t : terms(plan)) out += fmt::format("{:<20} {:>9.3f} GiB\n", t.name, gib(t.bytes));
+  out += fmt::format("{:<20} {:>9.3f} GiB", "together", gib(plan.total()));
+  out += plan.limit > 0 ? fmt::format(" of {:.3f} GiB\n", gib(plan.limit)) : "\n";
+  return out;
+}
+
+void require_fit(const MemoryPlan& plan) {
+  if (plan.limit == 0 || plan.total() <= plan.limit) return;
+  const auto all = terms(plan);
+  const Term& largest = *std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.bytes < b.bytes; });
+  throw Error(ErrorKind::Unsupported,
+              fmt::format("the run needs {} bytes of device memory and may use {}; the largest term is {} with {}: {}, "
+                          "or raise --vram-limit",
+                          plan.total(), plan.limit, largest.name, largest.bytes, largest.way_out));
+}
+
+}  // namespace fnx

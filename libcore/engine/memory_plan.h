@@ -1,0 +1,31 @@
+// What a run will need of device memory, from headers alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "libcore/engine/engine.h"
+
+namespace fnx {
+
+struct MemoryPlan {
+  uint64_t weights = 0;     // linears, expert banks, norms, embedding
+  uint64_t states = 0;      // recurrent states, keys and values
+  uint64_t scratch = 0;     // activations, inputs and logits of the largest forward
+  uint64_t workspaces = 0;  // of the operations of that forward
+  uint64_t limit = 0;       // 0: unknown
+
+  uint64_t total() const { return weights + states + scratch + workspaces; }
+};
+
+// Loads and sets up as a run does, on a cuda backend that counts and allocates nothing; graphs come on top, they are
+// measured when they are recorded. Weights are not read. Throws what loading would.
+MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, const LoadOptions& load,
+                       const EngineOptions& engine, uint64_t limit);
+
+// One line a term, in GiB, with the limit.
+std::string plan_text(const MemoryPlan& plan);
+// Throws Unsupported, naming the largest term and the option that shrinks it, when the plan exceeds its limit.
+void require_fit(const MemoryPlan& plan);
+
+}  // namespace fnx

@@ -1,0 +1,150 @@
+#include "libcore/measure/operation_times.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace fnx {
+
+namespace {
+
+class Recording : public RecordingBackend {
+ public:
+  explicit Recording(Backend& inner) : inner_(inner) {}
+
+  void start() override {
+    groups_.clear();
+    recording_ = true;
+  }
+  std::vector<OperationTime> times(Stream& stream, int repeats) override {
+    recording_ = false;
+    std::vector<OperationTime> out;
+    for (const Group& g : groups_) {
+      const auto all = [&] {
+        for (const auto& call : g.calls) call(stream);
+      };
+      const std::unique_ptr<Graph> graph = inner_.capture(stream, all);
+      std::vector<double> samples;
+      for (int i = 0; i < repeats + 1; ++i) {
+        stream.synchronize();
+        const auto began = std::chrono::steady_clock::now();
+        for (int j = 0; j < kBurst; ++j) graph ? graph->launch(stream) : all();
+        stream.synchronize();
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+        if (i > 0) samples.push_back(took.count() / kBurst);
+      }
+      std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+      out.push_back({g.name, static_cast<int64_t>(g.calls.size()), samples[samples.size() / 2]});
+    }
+    return out;
+  }
+
+  std::string_view name() const override { return inner_.name(); }
+  DType kv_dtype() const override { return inner_.kv_dtype(); }
+  std::unique_ptr<Stream> make_stream() override { return inner_.make_stream(); }
+  std::unique_ptr<Event> make_event() override { return inner_.make_event(); }
+  void record(Stream& s, Event& e) override { inner_.record(s, e); }
+  Buffer allocate(size_t bytes, Space space) override { return inner_.allocate(bytes, space); }
+  uint64_t device_bytes() const override { return inner_.device_bytes(); }
+  void reserve(Stream& s, const std::function<void()>& calls) override { inner_.reserve(s, calls); }
+  std::unique_ptr<Graph> capture(Stream& s, const std::function<void()>& calls) override {
+    return inner_.capture(s, calls);
+  }
+  std::unique_ptr<Linear> load_linear(LinearSource source) override { return inner_.load_linear(std::move(source)); }
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override {
+    return inner_.load_experts(std::move(experts));
+  }
+  void copy(Stream& s, View dst, View src) override { inner_.copy(s, dst, src); }
+  void clear(Stream& s, View dst) override { inner_.clear(s, dst); }
+
+  void gather(Stream& s, View ids, View from, View to) override {
+    run(s, "gather", [=, this](Stream& t) { inner_.gather(t, ids, from, to); });
+  }
+  void embed(Stream& s, View tokens, View table, View out) override {
+    run(s, "embed", [=, this](Stream& t) { inner_.embed(t, tokens, table, out); });
+  }
+  void grouped_norm(Stream& s, const NormWeights& w, int64_t group, View x, View out) override {
+    run(s, "grouped_norm", [=, this](Stream& t) { inner_.grouped_norm(t, w, group, x, out); });
+  }
+  void linear(Stream& s, const Linear& l, View x, View y) override {
+    run(s, "linear " + std::to_string(l.in) + " -> " + std::to_string(l.out),
+        [=, this, &l](Stream& t) { inner_.linear(t, l, x, y); });
+  }
+  void linears(Stream& s, std::span<const Linear* const> list, View x, std::span<const View> y) override {
+    std::string name = "linears " + std::to_string(list[0]->in) + " ->";
+    for (const Linear* l : list) name += " " + std::to_string(l->out);
+    run(s, name,
+        [this, x, linears = std::vector<const Linear*>(list.begin(), list.end()),
+         outputs = std::vector<View>(y.begin(), y.end())](Stream& t) { inner_.linears(t, linears, x, outputs); });
+  }
+  void add(Stream& s, int64_t repeat, View a, View b, View out) override {
+    run(s, "add", [=, this](Stream& t) { inner_.add(t, repeat, a, b, out); });
+  }
+  void hc_mix(Stream& s, const HcWeights& w, View stack, View u, View inj) override {
+    run(s, "hc_mix", [=, this](Stream& t) { inner_.hc_mix(t, w, stack, u, inj); });
+  }
+  void hc_inject(Stream& s, View inj, View y, View stack) override {
+    run(s, "hc_inject", [=, this](Stream& t) { inner_.hc_inject(t, inj, y, stack); });
+  }
+  void gdn(Stream& s, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a, const GdnState& state,
+           View out) override {
+    run(s, "gdn", [=, this](Stream& t) { inner_.gdn(t, w, batch, qkv, z, b, a, state, out); });
+  }
+  void qsa_write(Stream& s, const QsaWeights& w, const Batch& batch, const QsaRows& rows, const KvCache& kv) override {
+    run(s, "qsa_write", [=, this](Stream& t) { inner_.qsa_write(t, w, batch, rows, kv); });
+  }
+  void qsa_select(Stream& s, const QsaWeights& w, const Batch& batch, const QsaRows& rows, const KvCache& kv) override {
+    run(s, "qsa_select", [=, this](Stream& t) { inner_.qsa_select(t, w, batch, rows, kv); });
+  }
+  void qsa_attend(Stream& s, const QsaWeights& w, const Batch& batch, const QsaRows& rows, const KvCache& kv,
+                  View out) override {
+    run(s, "qsa_attend", [=, this](Stream& t) { inner_.qsa_attend(t, w, batch, rows, kv, out); });
+  }
+  void router(Stream& s, bool normalise, View logits, View ids, View weights) override {
+    run(s, "router", [=, this](Stream& t) { inner_.router(t, normalise, logits, ids, weights); });
+  }
+  void experts(Stream& s, const ExpertBank& bank, View x, View ids, View slots) override {
+    run(s, "experts", [=, this, &bank](Stream& t) { inner_.experts(t, bank, x, ids, slots); });
+  }
+  void swiglu(Stream& s, View gate, View up, View out) override {
+    run(s, "swiglu", [=, this](Stream& t) { inner_.swiglu(t, gate, up, out); });
+  }
+  void combine(Stream& s, View slots, View weights, View shared, View shared_gate, View y) override {
+    run(s, "combine", [=, this](Stream& t) { inner_.combine(t, slots, weights, shared, shared_gate, y); });
+  }
+  void ngram_decode(Stream& s, int bits, View packed, View bias, View out) override {
+    run(s, "ngram_decode", [=, this](Stream& t) { inner_.ngram_decode(t, bits, packed, bias, out); });
+  }
+  void ple_mix(Stream& s, const PleWeights& w, const Batch& batch, View key, View value, View state,
+               View stack) override {
+    run(s, "ple_mix", [=, this](Stream& t) { inner_.ple_mix(t, w, batch, key, value, state, stack); });
+  }
+  void sample(Stream& s, int64_t valid, bool greedy, View params, View logits, View ids) override {
+    run(s, "sample", [=, this](Stream& t) { inner_.sample(t, valid, greedy, params, logits, ids); });
+  }
+
+ private:
+  static constexpr int kBurst = 4;  // rounds between two readings of the clock
+  struct Group {
+    std::string name;
+    std::vector<std::function<void(Stream&)>> calls;
+  };
+  void run(Stream& s, const std::string& name, std::function<void(Stream&)> call) {
+    call(s);
+    if (!recording_) return;
+    auto it = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.name == name; });
+    if (it == groups_.end()) it = groups_.insert(groups_.end(), Group{name, {}});
+    it->calls.push_back(std::move(call));
+  }
+
+  Backend& inner_;
+  bool recording_ = false;
+  std::vector<Group> groups_;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordingBackend> make_recording_backend(Backend& backend) {
+  return std::make_unique<Recording>(backend);
+}
+
+}  // namespace fnx
