@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Draws receipts of fnx-prefill-sweep and fnx-graph-ab as PNG.
+"""Draws receipts of fnx-prefill-sweep, fnx-graph-ab and fnx-expert-profile export as PNG.
 
 Usage: plot_receipt.py RECEIPT [--out FILE.png]
 
 A sweep becomes rows a second over the chunk size, one line a length: warm medians with the range of their samples, the
 cold run as a cross. An A/B receipt becomes the ratios off / on of every pair, cell by cell, with median and interval.
+An export becomes a heat map of layers x experts: how often each was chosen, 1 where all are chosen equally often.
 The picture stands beside the receipt unless --out says otherwise. Exit code: 0, 2 for a receipt that cannot be drawn, 4
 without matplotlib (Debian package python3-matplotlib).
 """
@@ -47,6 +48,16 @@ def ab_ratios(receipt):
     return cells
 
 
+def expert_heat(receipt):
+    """[layers][experts], each layer's mean 1; empty for another receipt."""
+    heat = []
+    for counts in receipt["result"].get("counts", []):
+        counts = [int(count) for count in counts]
+        mean = sum(counts) / len(counts) or 1
+        heat.append([count / mean for count in counts])
+    return heat
+
+
 def draw_sweep(axes, lines):
     for length, chunks in sorted(lines.items()):
         sizes = sorted(chunks)
@@ -75,6 +86,15 @@ def draw_ab(axes, cells):
     axes.set_ylabel("time without graphs / time with")
 
 
+def draw_heat(figure, axes, heat, trunk_layers):
+    image = axes.imshow(heat, aspect="auto", interpolation="nearest", cmap="magma", vmin=0)
+    figure.colorbar(image, ax=axes, label="choices / even share")
+    if trunk_layers < len(heat):
+        axes.axhline(trunk_layers - 0.5, color="white", linewidth=0.8)
+    axes.set_xlabel("expert")
+    axes.set_ylabel("layer (below the line: draft head)")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("receipt")
@@ -84,13 +104,15 @@ def main():
         receipt = load(options.receipt)
         tool = receipt["tool"]["name"]
         outcome = receipt["run"]["outcome"]
-        lines, cells = sweep_lines(receipt), ab_ratios(receipt)
+        lines, cells, heat = sweep_lines(receipt), ab_ratios(receipt), expert_heat(receipt)
+        trunk_layers = receipt["result"].get("layers")
     except ReceiptError as error:
         fail(f"{options.receipt}: {error}")
     except (KeyError, TypeError, AttributeError) as error:
         fail(f"{options.receipt}: the receipt lacks {error}")
-    if not lines and not cells:
-        fail(f"{options.receipt}: a receipt of {tool} without anything to draw; fnx-prefill-sweep and fnx-graph-ab have some")
+    if not lines and not cells and not heat:
+        fail(f"{options.receipt}: a receipt of {tool} without anything to draw; fnx-prefill-sweep, fnx-graph-ab and "
+             "fnx-expert-profile export have some")
     try:
         import matplotlib
     except ImportError:
@@ -102,9 +124,11 @@ def main():
     gpus = receipt["platform"]["gpus"]
     backend = receipt["effective"].get("backend", {}).get("value")
     device = gpus[0]["name"] if backend == "cuda" and gpus else receipt["platform"]["cpu"]["name"]
-    models = [s["name"] for s in receipt["subjects"] if s["role"] == "checkpoint"]
+    models = [s["name"] for s in receipt["subjects"] if s["role"] in ("checkpoint", "profile")]
     axes.set_title(f"{tool}, {outcome}\n{', '.join(models)}; {device}", fontsize="small")
-    if lines:
+    if heat:
+        draw_heat(figure, axes, heat, trunk_layers)
+    elif lines:
         draw_sweep(axes, lines)
     else:
         draw_ab(axes, cells)

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "libcore/engine/expert_planner.h"
 #include "libcore/engine/expert_profile.h"
 #include "tests/support/routing.h"
 #include "tests/support/run_tool.h"
@@ -87,6 +88,22 @@ TEST_CASE("expert_profile tool: a run's counts are the same however its rows are
     CHECK(from_trace.total(7) == static_cast<uint64_t>(4 * rows));
     CHECK(from_trace.total(8) == 0);  // no draft head in this run
   }
+}
+
+TEST_CASE("expert_profile tool: traces the routed experts alone when the shared one lies in their bank") {
+  const TempDir dir;
+  const std::string trace = (dir / "trace").string();
+  const RunResult run = run_command({tool_path("fnx-generate"), "--model", "synth:tiny,bits=6,layers=2", "--token-ids",
+                                     "1,2,3", "--max-tokens", "3", "--ignore-eos", "--trace-experts", trace});
+  REQUIRE(run.exit_code == 0);
+  CHECK(read_receipt(run, "fnx-generate")["evidence"]["expert_choices"] == std::to_string(2 * 5 * 4));
+  const RoutingTrace t = RoutingTrace::load(trace);
+  for (const RoutingTrace::Forward& f : t.forwards)
+    for (int64_t l = 0; l < 2; ++l) {
+      const std::vector<int32_t> ids = t.layer(f, l);
+      for (size_t i = 0; i < ids.size(); i += 4)
+        CHECK(distinct_experts(std::span(ids).subspan(i, 4), static_cast<int32_t>(t.identity.experts)).size() == 4);
+    }
 }
 
 TEST_CASE("expert_profile tool: a second run adds to the profile, and the draft head's rows are in it when it ran") {

@@ -162,8 +162,8 @@ TEST_CASE("inspect: --plan says what fits where, and fails a gate when nothing d
     more.insert(more.begin(), {fnx::tool_path("fnx-inspect"), "--plan"});
     return run_command(more);
   };
-  const std::vector<std::string> published = {"--model", "synth:flash-next-3.05bpw", "--vram", "16GiB", "--ram",
-                                              "64GiB"};
+  const std::vector<std::string> published = {
+      "--model", "synth:flash-next-3.05bpw", "--vram", "16GiB", "--ram", "64GiB", "--read-gbps", "448"};
   const RunResult fits = plan(published);
   CHECK(fits.exit_code == 0);
   const Json receipt = read_receipt(fits, "fnx-inspect");
@@ -177,6 +177,10 @@ TEST_CASE("inspect: --plan says what fits where, and fails a gate when nothing d
   CHECK(receipt["evidence"]["token_link_ms"].get<double>() == doctest::Approx(48 * 1843200 / 25e6));
   CHECK(fits.out.find(fmt::format("{} expert lines a layer", result["expert_lines"].get<int64_t>())) !=
         std::string::npos);
+
+  const double read_ms = receipt["evidence"]["token_read_ms"];
+  CHECK(read_ms > 48 * 10 * 1843200 / 448e6);  // the experts alone
+  CHECK(receipt["evidence"]["most_tokens_per_s"].get<double>() == doctest::Approx(1e3 / read_ms));
 
   const RunResult small = plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "1MiB"});
   CHECK(small.exit_code == 1);

@@ -23,6 +23,16 @@ def plot(*arguments, path=""):
                           env={"PATH": "/usr/bin:/bin", "HOME": tempfile.gettempdir(), "PYTHONPATH": str(path)})
 
 
+def export_profile(bin_dir, folder):
+    """The receipt of an export; only fnx-generate makes profiles."""
+    run_tool(bin_dir, folder, "fnx-generate", "--token-ids", "1,2,3", "--max-tokens", "2", "--profile-dir",
+             Path(folder) / "profiles")
+    receipt = Path(folder) / "heat.json"
+    subprocess.run([bin_dir / "fnx-expert-profile", "export", *(Path(folder) / "profiles").iterdir(), "-q", "--receipt",
+                    receipt], check=True, stdout=subprocess.DEVNULL)
+    return receipt
+
+
 def draws(bin_dir, folder):
     if importlib.util.find_spec("matplotlib") is None:
         print("not run: matplotlib is missing")
@@ -30,7 +40,9 @@ def draws(bin_dir, folder):
     sweep = run_tool(bin_dir, folder, "fnx-prefill-sweep", "--lengths", "8,16", "--chunk-rows", "4,8", "--repeat", "2")
     pairs = run_tool(bin_dir, folder, "fnx-graph-ab", "--sequences", "1,2", "--context", "4", "--rounds", "2",
                      "--prompt-tokens", "8")
+    heat = export_profile(bin_dir, folder)
     for receipt, arguments, picture in ((sweep, [], sweep.with_suffix(".png")),
+                                        (heat, [], heat.with_suffix(".png")),
                                         (pairs, ["--out", Path(folder) / "ab.png"], Path(folder) / "ab.png")):
         run = plot(receipt, *arguments)
         assert run.returncode == 0, run.stderr
