@@ -14,11 +14,11 @@ class TileChain {
  public:
   static constexpr int kGroups = Rows == 1 ? 1 : Rows / 8;                    // columns of the product in eights
   static constexpr int kRowBytes = Rows * 32;                                 // of one tile
-  static constexpr int kDepth = HalfBits <= 8 ? 16 : HalfBits <= 12 ? 8 : 4;  // tiles a stage
+  static constexpr int kDepth = Rows == 1 && HalfBits <= 8 ? 16 : HalfBits <= 12 ? 8 : 4;  // tiles a stage
   static constexpr int kStages = HalfBits > 12 ? 3 : 2;
   static constexpr int kTileBytes = 16 * HalfBits, kStageBytes = kDepth * kTileBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
-  static constexpr int kEarly = Rows == 1 ? 4 : 0;  // tiles that decode_early keeps in registers
+  static constexpr int kEarly = Rows == 1 ? 2 : 0;  // tiles that decode_early keeps in registers
   using Sums = float[kGroups][4];
 
   // Tiles lie `stride` tiles apart from `trellis`; copies begin at once.
@@ -30,7 +30,7 @@ class TileChain {
       offset_[r] = chunk / HalfBits * static_cast<int>(stride) * kTileBytes + chunk % HalfBits * 16;
     }
     source_ = reinterpret_cast<const std::byte*>(trellis);
-    step_ = kDepth * stride * kTileBytes;
+    step_ = kDepth * static_cast<int>(stride) * kTileBytes;
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) fetch();
   }
@@ -117,8 +117,7 @@ class TileChain {
 
   std::byte *ring_, *stage_;
   const std::byte* source_;
-  int64_t step_;
-  int offset_[kRounds], tiles_, lane_, fetched_ = 0, to_ = 0;
+  int offset_[kRounds], step_, tiles_, lane_, fetched_ = 0, to_ = 0;
   LaneBits<HalfBits> bits_;
   bool waiting_ = false;
   uint32_t early_[kEarly > 0 ? kEarly : 1][4];

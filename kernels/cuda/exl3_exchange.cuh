@@ -62,7 +62,7 @@ __device__ __forceinline__ Sum take_slots(uint32_t* from, int count, std::intege
   return z;
 }
 __device__ __forceinline__ float take(uint32_t* from, int count) {
-  return take_slots<uint32_t, float>(from, count, std::make_integer_sequence<int, 16>{});
+  return take_slots<uint32_t, float>(from, count, std::make_integer_sequence<int, 12>{});
 }
 __device__ __forceinline__ float4 take4(uint32_t* from, int count) {
   return take_slots<uint4, float4>(from, count, std::make_integer_sequence<int, 8>{});

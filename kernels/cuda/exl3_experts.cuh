@@ -54,9 +54,12 @@ __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rin
                                              Ready ready, Fill fill) {
   const int warp = threadIdx.x / 32;
   with_width<Book>(m.half_bits, [&]<int HalfBits>() {
+    int lane = threadIdx.x % 32;
+    // Opaque, or what follows from it for every width would be kept through the loops around.
+    if constexpr (Rows > 1) asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     using Chain = TileChain<Book, HalfBits, Rows>;
     Chain chain(rings + warp * Chain::kRingBytes, m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits),
-                out / 16, end - begin, threadIdx.x % 32);
+                out / 16, end - begin, lane);
     chain.decode_early();
     ready();
     for (int t = begin; t < end; t += kChunkTiles<Rows>) {

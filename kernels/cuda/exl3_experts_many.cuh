@@ -20,6 +20,7 @@ __device__ __forceinline__ void unit_columns_of(const Exl3Matrix& m, std::byte* 
   std::byte* chunk = shared + kUnitRingBytes;
   constexpr int kGroups = Rows / 8;
   float total[kGroups][4];
+#pragma unroll 1
   for (int s = 0; s < splits; ++s) {
     float acc[kGroups][4] = {};
     expert_chain<Book, Rows>(
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(kFewThreads, 2) exl3_gate_up_many_kernel(const
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
   float* gate = reinterpret_cast<float*>(shared);
   float* z = reinterpret_cast<float*>(shared + kUnitTileBytes);
+#pragma unroll 1
   for (int projection = 0; projection < 2; ++projection) {
     const Exl3Matrix& m = projection == 0 ? e.gate : e.up;
     unit_columns<Book>(m, shared + kUnitTileBytes, a.hidden, a.width, block, a.gate_splits,
