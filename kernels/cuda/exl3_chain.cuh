@@ -8,14 +8,15 @@
 namespace fnx::cuda {
 
 // Rows: 1, or 8, 16 or 32 activation rows. They lie in shared memory as [tile][Rows][16] fp16, each 16 in the order of
-// exl3_rotated_index; rows that nobody wrote spoil their own sums only.
-template <exl3::Codebook Book, int HalfBits, int Rows>
+// exl3_rotated_index; rows that nobody wrote spoil their own sums only. Deep: long stages, for copies that begin long
+// before the rows are there.
+template <exl3::Codebook Book, int HalfBits, int Rows, bool Deep = false>
 class TileChain {
  public:
-  static constexpr int kGroups = Rows == 1 ? 1 : Rows / 8;                    // columns of the product in eights
-  static constexpr int kRowBytes = Rows * 32;                                 // of one tile
-  static constexpr int kDepth = Rows == 1 && HalfBits <= 8 ? 16 : HalfBits <= 12 ? 8 : 4;  // tiles a stage
-  static constexpr int kStages = HalfBits > 12 ? 3 : 2;
+  static constexpr int kGroups = Rows == 1 ? 1 : Rows / 8;  // columns of the product in eights
+  static constexpr int kRowBytes = Rows * 32;               // of one tile
+  static constexpr int kDepth = Deep && HalfBits <= 8 ? 16 : HalfBits <= 12 ? 8 : 4;  // tiles a stage
+  static constexpr int kStages = HalfBits > 12 ? 3 : Rows > 1 || kDepth > 8 || HalfBits > 10 ? 2 : HalfBits > 8 ? 3 : 4;
   static constexpr int kTileBytes = 16 * HalfBits, kStageBytes = kDepth * kTileBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kEarly = Rows == 1 ? 2 : 0;  // tiles that decode_early keeps in registers
@@ -145,7 +146,7 @@ __device__ __forceinline__ void load_rows(std::byte* shared, const uint16_t* xh,
     for (int i = threadIdx.x; i < 2 * tiles; i += Threads) copy(i / 2, i % 2);
   } else {
     for (int piece = threadIdx.x % 32; piece < 2 * rows; piece += 32)
-#pragma unroll 4
+#pragma unroll(Rows > 16 ? 2 : 4)
       for (int tile = threadIdx.x / 32; tile < tiles; tile += Threads / 32) copy(tile, piece);
   }
 }

@@ -78,6 +78,7 @@ inline constexpr int kExpertRingBytes = 4096;
 static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingBytes &&
               TileChain<exl3::Codebook::Mul1, 14, 1>::kRingBytes <= kExpertRingBytes &&
               TileChain<exl3::Codebook::Mul1, 12, 1>::kRingBytes <= kExpertRingBytes &&
+              TileChain<exl3::Codebook::Mul1, 10, 1>::kRingBytes <= kExpertRingBytes &&
               TileChain<exl3::Codebook::Mul1, 8, 1>::kRingBytes <= kExpertRingBytes);
 
 // Launch the projections of one codebook; instantiated in the units exl3_experts_*.cu.

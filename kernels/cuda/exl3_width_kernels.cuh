@@ -8,7 +8,7 @@ namespace fnx::cuda {
 
 template <exl3::Codebook Book, int HalfBits, int Rows>
 __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs a) {
-  using Chain = TileChain<Book, HalfBits, Rows>;
+  using Chain = TileChain<Book, HalfBits, Rows, Rows == 1>;
   constexpr int kTiles = kChunkTiles<Rows>, kZBytes = Rows * kColumnStride * 4;
   __shared__ __align__(16) std::byte shared[8 * Chain::kRingBytes + kChunkBytes<Rows>];
   std::byte* rows = shared + 8 * Chain::kRingBytes;
