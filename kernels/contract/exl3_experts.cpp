@@ -114,7 +114,7 @@ class ExpertsKernel : public Kernel {
     record_.domain =
         "hidden and width multiples of 128 to 65536; rows, slots and experts from 1; widths of each projection of each "
         "expert by themselves; one codebook";
-    record_.launch = "few: blocks of one (row, slot); many: pairs sorted by expert, blocks of up to 64 pairs";
+    record_.launch = "few: blocks of one (row, slot); many: pairs sorted by expert, blocks of up to 32 pairs";
     record_.operands = {{"x", "F32", "[rows, hidden]", 16, "read"},
                         {"ids", "I32", "[rows, slots]", 4, "read"},
                         {"trellis", "I16", "three matrices an expert", 16, "read"},

@@ -218,7 +218,7 @@ class LinearKernel : public Kernel {
       return host_control(name, 3, [this, fault](Problem& p) { run_host(p, p.rows > 16 ? fault : Exl3Fault::None); });
     };
     return {inside("dropped k-tile", 2, Exl3Fault::DroppedTile),
-            inside("stale split counter", 2, Exl3Fault::RepeatedSplit),
+            inside("stale split sum", 2, Exl3Fault::RepeatedSplit),
             inside("column of the neighbouring lane", 2, Exl3Fault::ShiftedColumn),
             inside("bf16 rotation", 2, Exl3Fault::Bf16Rotation),
             inside("output not rotated", 2, Exl3Fault::UnrotatedOutput),

@@ -9,13 +9,11 @@ namespace fnx::cuda {
 
 namespace {
 
-constexpr int64_t kMostFewPairs = 1024;
 constexpr int kSortThreads = 1024;
 
 struct Workspace {
-  size_t counters = 0, gate_xh, up_xh, down_xh, scratch, bytes;  // offsets
-  // many: int32 parts of scratch
-  size_t counts, order, units, unit_count;
+  size_t gate_xh = kExchangeBytes, up_xh, down_xh, bytes;  // offsets
+  size_t counts, order, units, unit_count;                 // many rows
 };
 // Slots of a token share a launch: a nominal ten pairs fill the card.
 constexpr int64_t kNominalPairs = 10;
@@ -24,22 +22,24 @@ int down_splits(const Exl3Experts& p) { return plan_splits(p.width, kNominalPair
 
 int64_t most_units(int64_t pairs, int64_t experts) { return std::min(pairs, experts + pairs / kUnitPairs); }
 
-Workspace make_workspace(const Exl3Experts& p, bool few) {
-  const int64_t pairs = p.rows * p.slots_per_row, columns = p.hidden / 128 + p.width / 128;
+// Words of the exchange that a pair takes.
+int64_t gate_slots(const Exl3Experts& p) { return (2 * gate_splits(p) - 1) * p.width; }
+int64_t down_slots(const Exl3Experts& p) { return (down_splits(p) - 1) * p.hidden; }
+bool few_fits(const Exl3Experts& p) {
+  const int64_t pairs = p.rows * p.slots_per_row;
+  return pairs <= kExl3FewPairs && 4 * pairs * (gate_slots(p) + down_slots(p)) <= static_cast<int64_t>(kExchangeBytes);
+}
+
+Workspace make_workspace(const Exl3Experts& p) {
+  const int64_t pairs = p.rows * p.slots_per_row;
   Workspace w;
-  w.gate_xh = aligned256(kMostFewPairs * columns * 4);
   w.up_xh = w.gate_xh + aligned256(pairs * p.hidden * 2);
   w.down_xh = w.up_xh + aligned256(pairs * p.hidden * 2);
-  w.scratch = w.down_xh + aligned256(pairs * p.width * 2);
-  if (few) {
-    w.bytes = w.scratch + aligned256(pairs * 4 * (2 * gate_splits(p) * p.width + down_splits(p) * p.hidden));
-  } else {
-    w.counts = w.scratch;
-    w.order = w.counts + aligned256(4 * (p.experts + 1));
-    w.unit_count = w.order + aligned256(4 * pairs);
-    w.units = w.unit_count + 256;
-    w.bytes = w.units + aligned256(most_units(pairs, p.experts) * sizeof(ExpertUnit));
-  }
+  w.counts = w.down_xh + aligned256(pairs * p.width * 2);
+  w.order = w.counts + aligned256(4 * (p.experts + 1));
+  w.unit_count = w.order + aligned256(4 * pairs);
+  w.units = w.unit_count + 256;
+  w.bytes = w.units + aligned256(most_units(pairs, p.experts) * sizeof(ExpertUnit));
   return w;
 }
 
@@ -136,7 +136,8 @@ ExpertArgs make_args(const Exl3Experts& p, const Workspace& w) {
   a.hidden = p.hidden, a.width = p.width, a.pairs = p.rows * p.slots_per_row;
   a.experts = static_cast<int>(p.experts), a.slots_per_row = static_cast<int>(p.slots_per_row), a.x = p.x;
   a.gate_splits = gate_splits(p), a.down_splits = down_splits(p);
-  a.counters = reinterpret_cast<uint32_t*>(base);
+  a.gate_exchange = reinterpret_cast<uint32_t*>(base);
+  a.down_exchange = a.gate_exchange + a.pairs * gate_slots(p);
   a.gate_xh = reinterpret_cast<uint16_t*>(base + w.gate_xh);
   a.up_xh = reinterpret_cast<uint16_t*>(base + w.up_xh);
   a.down_xh = reinterpret_cast<uint16_t*>(base + w.down_xh);
@@ -156,17 +157,16 @@ size_t exl3_experts_workspace_bytes(int64_t rows, int64_t slots_per_row, int64_t
                                     int64_t width) {
   Exl3Experts p;
   p.rows = rows, p.slots_per_row = slots_per_row, p.experts = experts, p.hidden = hidden, p.width = width;
-  const size_t many = make_workspace(p, false).bytes;
-  p.rows = std::min(rows, kMostFewPairs / slots_per_row);
-  return std::max(many, make_workspace(p, true).bytes);
+  return make_workspace(p).bytes;
 }
 
 void exl3_experts_few(const Exl3Experts& p, CudaStream stream) {
-  const Workspace w = make_workspace(p, true);
-  check(p, "exl3_experts_few", kMostFewPairs, w.bytes);
-  ExpertArgs a = make_args(p, w);
-  a.gate_partials = reinterpret_cast<float*>(static_cast<std::byte*>(p.workspace) + w.scratch);
-  a.down_partials = a.gate_partials + a.pairs * 2 * a.gate_splits * a.width;
+  const Workspace w = make_workspace(p);
+  check(p, "exl3_experts_few", kExl3FewPairs, w.bytes);
+  if (!few_fits(p))
+    refuse("exl3_experts_few: the split sums of " + std::to_string(p.rows * p.slots_per_row) +
+           " pairs exceed the exchange; exl3_experts takes them");
+  const ExpertArgs a = make_args(p, w);
   switch (p.codebook) {
     case exl3::Codebook::ThreeInst:
       return launch_experts_few<exl3::Codebook::ThreeInst>(a, stream);
@@ -178,7 +178,7 @@ void exl3_experts_few(const Exl3Experts& p, CudaStream stream) {
 }
 
 void exl3_experts_many(const Exl3Experts& p, CudaStream stream) {
-  const Workspace w = make_workspace(p, false);
+  const Workspace w = make_workspace(p);
   check(p, "exl3_experts_many", int64_t{1} << 24, w.bytes);
   ExpertArgs a = make_args(p, w);
   auto* base = static_cast<std::byte*>(p.workspace);
@@ -205,7 +205,7 @@ void exl3_experts_many(const Exl3Experts& p, CudaStream stream) {
 }
 
 void exl3_experts(const Exl3Experts& p, CudaStream stream) {
-  p.rows* p.slots_per_row <= kExl3FewPairs ? exl3_experts_few(p, stream) : exl3_experts_many(p, stream);
+  few_fits(p) ? exl3_experts_few(p, stream) : exl3_experts_many(p, stream);
 }
 
 }  // namespace fnx::cuda

@@ -3,7 +3,7 @@
 // Each projection has the arithmetic of kernels/cuda/exl3_linear.h with fp32 outputs. The activation between is
 // h = (g / (1 + expf(-g))) * u in fp32, rounded at each operation; h enters the down projection's rotation unrounded.
 // A slot's bits depend on its row and its expert alone. Few rows: blocks of one (row, slot). Many rows: (row, slot)
-// pairs are sorted by expert on the device (stable, by counting), and each expert's weights are decoded once per 64
+// pairs are sorted by expert on the device (stable, by counting), and each expert's weights are decoded once per 32
 // pairs.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Exl3Expert {
   Exl3Matrix gate, up, down;  // [hidden -> width], [hidden -> width], [width -> hidden]
 };
 
-// (row, slot) pairs up to which each has blocks of its own.
+// Most (row, slot) pairs that have blocks of their own; fewer when their split sums exceed the workspace' first 32 MiB.
 inline constexpr int kExl3FewPairs = 768;
 
 struct Exl3Experts {
@@ -35,7 +35,7 @@ struct Exl3Experts {
       nullptr;               // I32 [rows, slots_per_row]; slots of ids outside [0, experts) or not held are not written
   const float* x = nullptr;  // F32 [rows, hidden], 16-byte aligned
   float* slots = nullptr;    // F32 [rows, slots_per_row, hidden], 16-byte aligned
-  void* workspace = nullptr;  // as in Exl3Linear: zero before its first use
+  void* workspace = nullptr;  // as in Exl3Linear, and may be the same
   size_t workspace_bytes = 0;
 };
 
@@ -45,7 +45,7 @@ size_t exl3_experts_workspace_bytes(int64_t rows, int64_t slots_per_row, int64_t
 
 // Throw Internal outside the domain, Device when a launch fails.
 void exl3_experts(const Exl3Experts& p, CudaStream stream);       // few or many, by rows * slots_per_row
-void exl3_experts_few(const Exl3Experts& p, CudaStream stream);   // rows * slots_per_row at most 1024
+void exl3_experts_few(const Exl3Experts& p, CudaStream stream);   // up to kExl3FewPairs pairs
 void exl3_experts_many(const Exl3Experts& p, CudaStream stream);  // any number of pairs
 
 }  // namespace fnx::cuda

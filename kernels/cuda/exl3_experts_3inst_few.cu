@@ -1,11 +1,8 @@
 // Expert kernels of one codebook.
-#include "kernels/cuda/exl3_experts.cuh"
+#include "kernels/cuda/exl3_experts_few.cuh"
 
 namespace fnx::cuda {
 
-template <>
-void launch_experts_few<exl3::Codebook::ThreeInst>(const ExpertArgs& a, cudaStream_t stream) {
-  launch_experts_few_here<exl3::Codebook::ThreeInst>(a, stream);
-}
+template void launch_experts_few<exl3::Codebook::ThreeInst>(const ExpertArgs&, cudaStream_t);
 
 }  // namespace fnx::cuda

@@ -1,11 +1,8 @@
 // Expert kernels of one codebook.
-#include "kernels/cuda/exl3_experts.cuh"
+#include "kernels/cuda/exl3_experts_many.cuh"
 
 namespace fnx::cuda {
 
-template <>
-void launch_experts_many<exl3::Codebook::Mul1>(const ExpertArgs& a, int most_units, cudaStream_t stream) {
-  launch_experts_many_here<exl3::Codebook::Mul1>(a, most_units, stream);
-}
+template void launch_experts_many<exl3::Codebook::Mul1>(const ExpertArgs&, int, cudaStream_t);
 
 }  // namespace fnx::cuda

@@ -1,24 +1,16 @@
 // Few-row and decode kernels of one codebook and some widths.
-#include "kernels/cuda/exl3_few.cuh"
-#include "kernels/cuda/exl3_many.cuh"
+#include "kernels/cuda/exl3_width_kernels.cuh"
 
 namespace fnx::cuda {
 
-#define FNX_WIDTH(half_bits)                                                                           \
-  template <>                                                                                          \
-  void launch_few<exl3::Codebook::ThreeInst, half_bits>(const FewArgs& a, cudaStream_t stream) {       \
-    launch_few_here<exl3::Codebook::ThreeInst, half_bits>(a, stream);                                  \
-  }                                                                                                    \
-  template <>                                                                                          \
-  void launch_decode<exl3::Codebook::ThreeInst, half_bits>(const DecodeArgs& a, cudaStream_t stream) { \
-    launch_decode_here<exl3::Codebook::ThreeInst, half_bits>(a, stream);                               \
-  }
+template void launch_few<exl3::Codebook::ThreeInst, 2>(const FewArgs&, cudaStream_t);
+template void launch_few<exl3::Codebook::ThreeInst, 4>(const FewArgs&, cudaStream_t);
+template void launch_few<exl3::Codebook::ThreeInst, 6>(const FewArgs&, cudaStream_t);
+template void launch_few<exl3::Codebook::ThreeInst, 8>(const FewArgs&, cudaStream_t);
 
-FNX_WIDTH(2)
-FNX_WIDTH(4)
-FNX_WIDTH(6)
-FNX_WIDTH(8)
-
-#undef FNX_WIDTH
+template void launch_decode<exl3::Codebook::ThreeInst, 2>(const DecodeArgs&, cudaStream_t);
+template void launch_decode<exl3::Codebook::ThreeInst, 4>(const DecodeArgs&, cudaStream_t);
+template void launch_decode<exl3::Codebook::ThreeInst, 6>(const DecodeArgs&, cudaStream_t);
+template void launch_decode<exl3::Codebook::ThreeInst, 8>(const DecodeArgs&, cudaStream_t);
 
 }  // namespace fnx::cuda

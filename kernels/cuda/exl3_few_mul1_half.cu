@@ -1,23 +1,14 @@
 // Few-row and decode kernels of one codebook and some widths.
-#include "kernels/cuda/exl3_few.cuh"
-#include "kernels/cuda/exl3_many.cuh"
+#include "kernels/cuda/exl3_width_kernels.cuh"
 
 namespace fnx::cuda {
 
-#define FNX_WIDTH(half_bits)                                                                      \
-  template <>                                                                                     \
-  void launch_few<exl3::Codebook::Mul1, half_bits>(const FewArgs& a, cudaStream_t stream) {       \
-    launch_few_here<exl3::Codebook::Mul1, half_bits>(a, stream);                                  \
-  }                                                                                               \
-  template <>                                                                                     \
-  void launch_decode<exl3::Codebook::Mul1, half_bits>(const DecodeArgs& a, cudaStream_t stream) { \
-    launch_decode_here<exl3::Codebook::Mul1, half_bits>(a, stream);                               \
-  }
+template void launch_few<exl3::Codebook::Mul1, 3>(const FewArgs&, cudaStream_t);
+template void launch_few<exl3::Codebook::Mul1, 5>(const FewArgs&, cudaStream_t);
+template void launch_few<exl3::Codebook::Mul1, 7>(const FewArgs&, cudaStream_t);
 
-FNX_WIDTH(3)
-FNX_WIDTH(5)
-FNX_WIDTH(7)
-
-#undef FNX_WIDTH
+template void launch_decode<exl3::Codebook::Mul1, 3>(const DecodeArgs&, cudaStream_t);
+template void launch_decode<exl3::Codebook::Mul1, 5>(const DecodeArgs&, cudaStream_t);
+template void launch_decode<exl3::Codebook::Mul1, 7>(const DecodeArgs&, cudaStream_t);
 
 }  // namespace fnx::cuda

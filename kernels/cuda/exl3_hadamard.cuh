@@ -51,26 +51,27 @@ __device__ __forceinline__ void store_rotated(uint16_t* xh, int64_t rows, int64_
   tile[pair + 2] = *reinterpret_cast<const uint32_t*>(&high);
 }
 
+// Rotation of one 128-block: v is x, scale is suh.
+__device__ __forceinline__ float4 rotate_block(float4 v, float4 suh, int lane) {
+  return hadamard128(times(v, suh), lane);
+}
+
 // Rotates rows of tiles [first, first + tiles), which need not begin or end with a 128-block, into shared memory laid
-// out as TileChain reads it with one row group. Rows from `rows` on are left alone. x F32 [rows, in].
-template <int Threads>
+// out as TileChain<.., Rows> reads it. Rows from `rows` on are left alone. x F32 [rows, in].
+template <int Rows, int Threads>
 __device__ __forceinline__ void rotate_rows(std::byte* shared, const float* x, const uint16_t* suh, int64_t in,
                                             int rows, int first, int tiles) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int begin = first / 8, blocks = (first + tiles + 7) / 8 - begin;
+#pragma unroll 1
   for (int i = warp; i < rows * blocks; i += Threads / 32) {
-    const int r = i / blocks, block = begin + i % blocks;
+    const int r = Rows == 1 ? 0 : i / blocks, block = begin + i - r * blocks;
     const float4 v = *reinterpret_cast<const float4*>(x + r * in + block * 128 + 4 * lane);
-    const float4 h = hadamard128(times(v, load_half4(suh + block * 128 + 4 * lane)), lane);
+    const float4 h = rotate_block(v, load_half4(suh + block * 128 + 4 * lane), lane);
     const int tile = block * 8 - first;
     if (tile + lane / 4 >= 0 && tile + lane / 4 < tiles)
-      store_rotated(reinterpret_cast<uint16_t*>(shared) + tile * 128, 8, r, 0, lane, h);
+      store_rotated(reinterpret_cast<uint16_t*>(shared) + tile * Rows * 16, Rows, r, 0, lane, h);
   }
-}
-
-// Rotation of one 128-block: v is x, scale is suh.
-__device__ __forceinline__ float4 rotate_block(float4 v, float4 suh, int lane) {
-  return hadamard128(times(v, suh), lane);
 }
 
 // Output transform of one 128-block of z; svh is this lane's four, bias the block's 128 or null.

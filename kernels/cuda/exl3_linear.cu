@@ -22,21 +22,20 @@ int64_t chunk_columns(int64_t in, int64_t out) {
 }
 
 struct Workspace {
-  size_t counters = 0, rotated, scratch, bytes;  // offsets; scratch is partials or decoded weights
+  size_t rotated = kExchangeBytes, scratch, bytes;  // offsets; scratch is decoded weights
 };
-Workspace few_workspace(int64_t in, int64_t out, int splits, int64_t rows) {
+Workspace few_workspace(int64_t in, int64_t rows) {
   Workspace w;
-  w.rotated = kCounterBytes;
-  w.scratch = w.rotated + aligned256(rows * in * 2);
-  w.bytes = w.scratch + (splits > 1 ? aligned256(rows * splits * out * 4) : 0);
+  w.scratch = w.bytes = w.rotated + aligned256(rows * in * 2);
   return w;
 }
 Workspace many_workspace(int64_t in, int64_t out, int64_t rows) {
-  Workspace w;
-  w.rotated = kCounterBytes;
-  w.scratch = w.rotated + aligned256(rows * in * 2);
+  Workspace w = few_workspace(in, rows);
   w.bytes = w.scratch + aligned256(in * chunk_columns(in, out) * 2);
   return w;
+}
+bool few_fits(int64_t out, int splits, int64_t rows) {
+  return rows <= kExl3FewRows && 4 * rows * (splits - 1) * out <= static_cast<int64_t>(kExchangeBytes);
 }
 
 std::string shape_text(const Exl3Weight& w) {
@@ -78,48 +77,22 @@ __global__ void __launch_bounds__(kRotateThreads) exl3_rotate_kernel(const Exl3R
 void rotate(const Exl3Rotate& p, cudaStream_t stream) {
   const int64_t warps = p.rows * (p.in / 128), per_block = kRotateThreads / 32;
   launch("exl3_rotate_kernel", exl3_rotate_kernel, dim3(static_cast<unsigned>((warps + per_block - 1) / per_block)),
-         kRotateThreads, 0, false, stream, p);
+         kRotateThreads, 0, true, stream, p);
 }
 
-// Calls f.template operator()<Book, HalfBits>() for a supported pair.
-template <exl3::Codebook Book, class F>
-void with_book(int half_bits, F& f) {
-  switch (half_bits) {
-    case 2:
-      return f.template operator()<Book, 2>();
-    case 4:
-      return f.template operator()<Book, 4>();
-    case 6:
-      return f.template operator()<Book, 6>();
-    case 8:
-      return f.template operator()<Book, 8>();
-    case 10:
-      return f.template operator()<Book, 10>();
-    case 12:
-      return f.template operator()<Book, 12>();
-    case 14:
-      return f.template operator()<Book, 14>();
-    case 16:
-      return f.template operator()<Book, 16>();
-  }
-  if constexpr (Book == exl3::Codebook::Mul1) switch (half_bits) {
-      case 3:
-        return f.template operator()<Book, 3>();
-      case 5:
-        return f.template operator()<Book, 5>();
-      case 7:
-        return f.template operator()<Book, 7>();
-    }
-}
+// Calls f.template operator()<Book, HalfBits>() for the weight's pair.
 template <class F>
 void with_weight(const Exl3Weight& w, F f) {
+  const auto book = [&]<exl3::Codebook Book>() {
+    with_width<Book>(w.half_bits, [&]<int HalfBits>() { f.template operator()<Book, HalfBits>(); });
+  };
   switch (w.codebook) {
     case exl3::Codebook::ThreeInst:
-      return with_book<exl3::Codebook::ThreeInst>(w.half_bits, f);
+      return book.template operator()<exl3::Codebook::ThreeInst>();
     case exl3::Codebook::Mcg:
-      return with_book<exl3::Codebook::Mcg>(w.half_bits, f);
+      return book.template operator()<exl3::Codebook::Mcg>();
     case exl3::Codebook::Mul1:
-      return with_book<exl3::Codebook::Mul1>(w.half_bits, f);
+      return book.template operator()<exl3::Codebook::Mul1>();
   }
 }
 
@@ -131,10 +104,7 @@ void decode(const Exl3Weight& w, const DecodeArgs& a, cudaStream_t stream) {
 
 int exl3_splits(int64_t in, int64_t out) { return plan_splits(in, out / 128); }
 
-size_t exl3_workspace_bytes(int64_t in, int64_t out, int splits, int64_t rows) {
-  return std::max(few_workspace(in, out, splits, std::min<int64_t>(rows, kExl3FewRows)).bytes,
-                  many_workspace(in, out, rows).bytes);
-}
+size_t exl3_workspace_bytes(int64_t in, int64_t out, int, int64_t rows) { return many_workspace(in, out, rows).bytes; }
 
 void exl3_rotate(const Exl3Rotate& p, CudaStream stream) {
   if (p.rows < 1 || p.in <= 0 || p.in % 128 != 0)
@@ -151,8 +121,11 @@ void exl3_decode(const Exl3Weight& w, uint16_t* out, CudaStream stream) {
 
 void exl3_linear_few(const Exl3Linear& p, CudaStream stream) {
   const Exl3Weight& w = p.weight;
-  const Workspace at = few_workspace(w.in, w.out, w.splits, p.rows);
+  const Workspace at = few_workspace(w.in, p.rows);
   check_linear(p, "exl3_linear_few", kExl3FewRows, at.bytes);
+  if (!few_fits(w.out, w.splits, p.rows))
+    refuse("exl3_linear_few: the sums of " + std::to_string(w.splits) + " splits of " + std::to_string(p.rows) +
+           " rows of " + std::to_string(w.out) + " exceed the exchange; exl3_linear takes them");
   auto* base = static_cast<std::byte*>(p.workspace);
   auto* xh = reinterpret_cast<uint16_t*>(base + at.rotated);
   // Rotating in every block costs less than a launch while the blocks of a split have few 128-blocks of input.
@@ -165,7 +138,6 @@ void exl3_linear_few(const Exl3Linear& p, CudaStream stream) {
                   w.svh,
                   w.bias,
                   p.y,
-                  reinterpret_cast<float*>(base + at.scratch),
                   reinterpret_cast<uint32_t*>(base),
                   w.in,
                   w.out,
@@ -194,7 +166,7 @@ void exl3_linear_many(const Exl3Linear& p, CudaStream stream) {
 }
 
 void exl3_linear(const Exl3Linear& p, CudaStream stream) {
-  p.rows <= kExl3FewRows ? exl3_linear_few(p, stream) : exl3_linear_many(p, stream);
+  few_fits(p.weight.out, p.weight.splits, p.rows) ? exl3_linear_few(p, stream) : exl3_linear_many(p, stream);
 }
 
 }  // namespace fnx::cuda

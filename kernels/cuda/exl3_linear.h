@@ -46,8 +46,9 @@ struct Exl3Weight {
 };
 
 // y [rows, out] of F32 or BF16, dense and 16-byte aligned; x F32 [rows, in], dense and 16-byte aligned; y is not x.
-// The workspace is exl3_workspace_bytes long, 256-byte aligned and zero before its first use; a launch leaves its
-// counters zero again, so one workspace serves all launches that follow each other on one stream.
+// The workspace is exl3_workspace_bytes long, 256-byte aligned and zero before its first use; a launch leaves its first
+// 32 MiB zero again and keeps nothing in the rest, so one workspace serves all launches of linears and experts that
+// follow each other on one stream.
 struct Exl3Linear {
   Exl3Weight weight;
   int64_t rows = 0;
@@ -58,7 +59,7 @@ struct Exl3Linear {
   size_t workspace_bytes = 0;
 };
 
-// Enough for any row count up to `rows`.
+// Enough for any row count up to `rows`, whatever the splits.
 size_t exl3_workspace_bytes(int64_t in, int64_t out, int splits, int64_t rows);
 
 // All throw Internal, naming the numbers, when the operands lie outside the domain stated above, and Device when the

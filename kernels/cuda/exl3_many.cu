@@ -8,57 +8,61 @@ namespace fnx::cuda {
 namespace {
 
 constexpr int kRows = 128, kThreads = 128, kStages = 4;
-constexpr int kWeightBytes = 8 * 512, kTileBytes = kWeightBytes + kRows * 32;  // of one k-tile
+constexpr int kTileBytes = kRows * 32, kStageBytes = 2 * kTileBytes;  // rows of one k-tile; of a pair
 constexpr int kTotalBytes = kRows * kColumnStride * 4;
-constexpr int kSharedBytes = kTotalBytes + kStages * kTileBytes;
+constexpr int kSharedBytes = kTotalBytes + kStages * kStageBytes;
 
-// Shared memory: sums of the splits so far as z[row][column], then a ring of k-tiles. A warp owns 64 outputs x 64 rows.
+// Shared memory: sums of the splits so far as z[row][column], then a ring of rows of pairs of k-tiles. A warp owns 64
+// outputs x 64 rows; its weights come straight into registers, four k-tiles ahead.
 __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
   float* z = reinterpret_cast<float*>(shared);
   std::byte* ring = shared + kTotalBytes;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int wm = warp % 2, wn = warp / 2;
   const int64_t row0 = int64_t{blockIdx.x} * kRows;
   const int column_tile = blockIdx.y * 8;
-  const int tiles = static_cast<int>(a.in / 16);
+  const int pairs = static_cast<int>(a.in / 32);
   const int live_rows = static_cast<int>(a.rows - row0 < kRows ? a.rows - row0 : kRows);
 
-  const uint16_t* weights = a.weights + int64_t{column_tile} * 256 + thread * 8;
   const uint16_t* rows = a.xh + row0 * 16 + thread * 8;
   int fetched = 0;
   const auto fetch = [&](int slot) {
-    if (fetched < tiles) {
-      std::byte* to = ring + slot * kTileBytes + thread * 16;
+    if (fetched < pairs) {
+      std::byte* to = ring + slot * kStageBytes + thread * 16;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        copy_async16(to + i * 2048, weights + i * 1024);
-        const bool live = thread / 2 + i * 64 < live_rows;
-        copy_async16(to + kWeightBytes + i * 2048, live ? rows + i * 1024 : a.xh, live);
+      for (int i = 0; i < 4; ++i) {
+        const bool live = thread / 2 + i % 2 * 64 < live_rows;
+        copy_async16(to + i * 2048, live ? rows + i / 2 * a.rows * 16 + i % 2 * 1024 : a.xh, live);
       }
-      weights += int64_t{a.count} * 256, rows += a.rows * 16;
+      rows += a.rows * 32;
     }
     copy_commit();
     ++fetched;
   };
 
-  const int wm = warp % 2, wn = warp / 2;
   float acc[4][8][4] = {};
-  uint4 w[2][4];
-  uint2 x[2][8];
-  const auto load = [&](int slot, int to) {
-    const std::byte* tile = ring + slot * kTileBytes;
+  uint4 w[4][4];
+  const uint4* weights = reinterpret_cast<const uint4*>(a.weights) + (column_tile + wm * 4) * 32 + lane;
+  const int64_t weights_step = int64_t{a.count} * 32;
+  int loaded = 0;
+  const auto load = [&](int to) {
+    if (loaded < 2 * pairs) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m) w[to][m] = *reinterpret_cast<const uint4*>(tile + (wm * 4 + m) * 512 + lane * 16);
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-      x[to][n] = *reinterpret_cast<const uint2*>(tile + kWeightBytes + (wn * 8 + n) * 256 + lane * 8);
+      for (int m = 0; m < 4; ++m) w[to][m] = __ldg(weights + m * 32);
+      weights += weights_step;
+    }
+    ++loaded;
   };
-  const auto multiply = [&](int from) {
+  const auto multiply = [&](int from, const std::byte* tile) {
+    uint2 x[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) x[n] = *reinterpret_cast<const uint2*>(tile + (wn * 8 + n) * 256 + lane * 8);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       const uint32_t f[4] = {w[from][m].x, w[from][m].y, w[from][m].z, w[from][m].w};
 #pragma unroll
-      for (int n = 0; n < 8; ++n) mma_16816(acc[m][n], f, x[from][n].x, x[from][n].y);
+      for (int n = 0; n < 8; ++n) mma_16816(acc[m][n], f, x[n].x, x[n].y);
     }
   };
   // z += acc, or z = acc for the first split; then acc = 0. Every element belongs to one thread.
@@ -76,30 +80,30 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
         }
   };
 
-  // Fragments of a tile are loaded while the tile before is multiplied.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) load(i);
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) fetch(s);
-  int slot = 0;
-  const auto advance = [&](int to) {
-    copy_wait<kStages - 3>();
+  int split = 0, boundary = exl3_split_begin(a.in, a.splits, 1) / 2, slot = 0;
+  const auto pair = [&](int p, int buffer) {
+    copy_wait<kStages - 2>();
     __syncthreads();
     fetch((slot + kStages - 1) % kStages);
+    const std::byte* tile = ring + slot * kStageBytes;
+    multiply(buffer, tile);
+    load(buffer);
+    multiply(buffer + 1, tile + kTileBytes);
+    load(buffer + 1);
     slot = (slot + 1) % kStages;
-    load(slot, to);
-  };
-  copy_wait<kStages - 2>();
-  __syncthreads();
-  load(0, 0);
-  int split = 0, boundary = exl3_split_begin(a.in, a.splits, 1);
-  for (int t = 0; t < tiles; t += 2) {
-    advance(1);
-    multiply(0);
-    advance(0);
-    multiply(1);
-    if (t + 2 == boundary) {
+    if (p + 1 == boundary) {
       add_split(split == 0);
-      boundary = exl3_split_begin(a.in, a.splits, ++split + 1);
+      boundary = exl3_split_begin(a.in, a.splits, ++split + 1) / 2;
     }
+  };
+  // in is a multiple of 128: pairs come in fours.
+  for (int p = 0; p < pairs; p += 2) {
+    pair(p, 0);
+    pair(p + 1, 2);
   }
   copy_wait<0>();
   __syncthreads();

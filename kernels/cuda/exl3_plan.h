@@ -12,23 +12,24 @@ namespace fnx::cuda {
 
 inline constexpr int64_t kMostColumns = 524288;
 inline constexpr int kMostSplits = 32;
-inline constexpr size_t kCounterBytes = 4 * kMostColumns / 128;
+// First bytes of every workspace: the exchange of exl3_exchange.cuh, empty between launches whatever their shapes.
+inline constexpr size_t kExchangeBytes = size_t{32} << 20;
 
 // Splits that minimise the time of `columns` blocks of 128 outputs over in/16 k-tiles on a nominal card of 132
-// multiprocessors that hold four blocks each. Costs are tenths of the time in which a full multiprocessor decodes a
-// k-tile of a block.
+// multiprocessors that hold four blocks each. Nanoseconds by blocks on a multiprocessor: of a launch without its tiles,
+// and of a k-tile of every block. Three blocks leave room in which those of the next launch settle unevenly; more than
+// twelve sums come slowly to the last block of a column.
 inline int plan_splits(int64_t in, int64_t columns) {
-  constexpr int64_t kProcessors = 132, kBlockTiles = 3, kSplitCost = 8;
-  constexpr int64_t kResident[5] = {0, 22, 26, 32, 40};  // time of a k-tile by blocks on a multiprocessor
+  constexpr int64_t kProcessors = 132, kSplit = 20, kManySums = 600;
+  constexpr int64_t kLaunch[5] = {0, 2800, 3100, 3800, 4200}, kTile[5] = {0, 78, 145, 240, 233};
   const int64_t pairs = in / 32;
-  if (columns > 4 * kProcessors) return 1;
   int best = 1;
   int64_t least = -1;
   for (int64_t s = 1; s <= std::min<int64_t>(kMostSplits, pairs); ++s) {
     const int64_t blocks = (columns * s + kProcessors - 1) / kProcessors;
+    if (blocks > 4) break;
     const int64_t longest = 2 * ((pairs + s - 1) / s);
-    const int64_t cost =
-        (blocks <= 4 ? kResident[blocks] : 10 * blocks + 10) * (longest + kBlockTiles) + s * kSplitCost;
+    const int64_t cost = kLaunch[blocks] + kTile[blocks] * longest + kSplit * s + (s > 13 ? kManySums : 0);
     if (least < 0 || cost < least) least = cost, best = static_cast<int>(s);
   }
   return best;
