@@ -1,4 +1,4 @@
-// Times the operations of one decode round, group by group.
+// Times the operations of one round, group by group.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace {
 
 struct Options {
   ModelOptions model;
-  int64_t rows = 1, context = 64, chunk_rows = 512;
+  int64_t rows = 1, lane_rows = 1, context = 64, chunk_rows = 512;
   int repeats = 7, rounds = 20;
 };
 
-// Rounds of one token a sequence after a prompt; the ids are made up, only their number matters.
+// Rounds of a token, or more, a sequence after a prompt; the ids are made up, only their number matters.
 class Rounds {
  public:
   Rounds(Engine& engine, const Options& o) : engine_(engine), o_(o) {
@@ -35,10 +35,11 @@ class Rounds {
   void run() {
     std::vector<LaneInput> lanes;
     std::vector<Draw> draws;
-    token_ = (token_ * 31 + 7) % 997;
+    tokens_.resize(o_.lane_rows);
+    for (int32_t& t : tokens_) t = token_ = (token_ * 31 + 7) % 997;
     for (size_t i = 0; i < slots_.size(); ++i) {
-      lanes.push_back({slots_[i], {&token_, 1}});
-      draws.push_back({static_cast<int32_t>(i), {}});
+      lanes.push_back({slots_[i], tokens_});
+      draws.push_back({static_cast<int32_t>((i + 1) * tokens_.size() - 1), {}});
     }
     engine_.round(lanes, draws, engine_.config().vocab_size);
   }
@@ -46,7 +47,7 @@ class Rounds {
  private:
   Engine& engine_;
   const Options& o_;
-  std::vector<int32_t> slots_;
+  std::vector<int32_t> slots_, tokens_;
   int32_t token_ = 1;
 };
 
@@ -65,9 +66,9 @@ double median_ns(Rounds& rounds, int count) {
 void profile(const Options& o, ToolRun& run) {
   OpenedModel model = OpenedModel::open(o.model, run);
   EngineOptions eo;
-  const int64_t tokens = o.context + 4 * (o.rounds + 10);
+  const int64_t tokens = o.context + o.lane_rows * (o.rounds + 10);
   eo.state = {o.rows, o.rows * tokens, tokens, model.backend->kv_dtype(), false};
-  eo.max_rows = std::max(o.rows, std::min(o.chunk_rows, o.context));
+  eo.max_rows = std::max(o.rows * o.lane_rows, std::min(o.chunk_rows, o.context));
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, false, run);
   const std::unique_ptr<RecordingBackend> backend = make_recording_backend(*model.backend);
@@ -106,13 +107,17 @@ void profile(const Options& o, ToolRun& run) {
 int main(int argc, char** argv) {
   Options o;
   const ToolInfo info{"fnx-round-profile",
-                      "Times the operations of one decode round, group by group.",
-                      {"fnx-round-profile --model DIR", "fnx-round-profile --model DIR --rows 8 --context 4096"}};
+                      "Times the operations of one round, group by group.",
+                      {"fnx-round-profile --model DIR", "fnx-round-profile --model DIR --rows 8 --context 4096",
+                       "fnx-round-profile --model DIR --lane-rows 4096 --rounds 3"}};
   return run_tool(
       argc, argv, info,
       [&](CLI::App& app) {
         o.model.add(app);
         app.add_option("--rows", o.rows, "Sequences of the round")->check(CLI::Range(1, 1024))->capture_default_str();
+        app.add_option("--lane-rows", o.lane_rows, "Tokens of each sequence in the round: 1 decodes, more is a prompt")
+            ->check(CLI::Range(1, 1 << 16))
+            ->capture_default_str();
         app.add_option("--context", o.context, "Tokens before the round")
             ->check(CLI::Range(1, 1 << 20))
             ->capture_default_str();

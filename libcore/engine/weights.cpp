@@ -111,7 +111,7 @@ class Loader {
     q.index_qk = linear(p + ".indexer.index_qk_proj", h, (c_.index_heads + 1) * c_.index_head_dim);
     q.ops = {c_.heads,          c_.kv_heads,    c_.head_dim,       c_.index_heads,
              c_.index_head_dim, c_.index_ratio, c_.index_blocks(), c_.rotary_dim};
-    if (!inv_freq_) {
+    if (inv_freq_.rank == 0) {  // a plan's views have no memory
       std::vector<float> f(c_.rotary_dim / 2);
       for (size_t i = 0; i < f.size(); ++i)
         f[i] = static_cast<float>(
