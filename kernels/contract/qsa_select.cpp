@@ -142,10 +142,10 @@ std::unique_ptr<Kernel> qsa_select_entry() {
   e.record = {
       "qsa_select",
       "qsa_select",
-      {{"qsa_scores_kernel", 256, 128, 0, 4096, 0}, {"qsa_select_kernel", 1024, 64, 12 * 1024, 0, 0}},
+      {{"qsa_scores_kernel", 256, 128, 0, 4096, 0}, {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
       "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
       "and rows",
-      "scores: blocks of 128 index blocks by rows, as many rows at a time as the workspace holds, none when all "
+      "scores: blocks of 64 index blocks by rows, as many rows at a time as the workspace holds, none when all "
       "blocks are selected; selection: a block of 1024 a row",
       {{"index", "F32", "[rows, index_heads + 1, 128]", 16, "read"},
        {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 16, "read"},
