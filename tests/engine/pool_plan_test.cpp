@@ -41,7 +41,7 @@ TEST_CASE("pool_plan: the published geometry at 3.05 bpw has lines on a 16 GiB c
   const PoolPlan plan = plan_pools(source, config, card(16, 64));
   CHECK(plan.problem == "");
   CHECK(plan.line_bytes == 49u * 1843200);
-  CHECK(plan.host_bytes == 49u * 512 * 1843200);
+  CHECK(plan.host_bytes == uint64_t{49} * 512 * 1843200);
   CHECK(plan.lines >= config.experts_per_token);
   CHECK(plan.device_bytes <= uint64_t{16} << 30);
   CHECK(plan.device_bytes + plan.line_bytes > uint64_t{16} << 30);
