@@ -24,8 +24,8 @@ struct Receipt {
   Json gates = Json::array();         // see add_gate
   Json not_run = Json::array();       // see add_not_run
 
-  // What the run was about. `role` is checkpoint, tokenizer, prompts, profile or reference; `name` is a file or folder
-  // name without its path. `fingerprint` is absent when it was not computed, which readers treat as unverified.
+  // What the run was about. `role` is checkpoint, tokenizer, prompts, profile, trace or reference; `name` is a file or
+  // folder name without its path. `fingerprint` is absent when it was not computed, which readers treat as unverified.
   void add_subject(const std::string& role, const std::string& name, uint64_t bytes,
                    const std::optional<Json>& fingerprint = {});
   // A decision that was taken, with where it came from: "flag", "default", "config", "device", ...
