@@ -139,24 +139,23 @@ Problem select_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) 
 
 std::unique_ptr<Kernel> qsa_select_entry() {
   Entry e;
-  e.record = {
-      "qsa_select",
-      "qsa_select",
-      {{"qsa_scores_kernel", 256, 128, 0, 4096, 0}, {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
-      "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
-      "and rows",
-      "scores: blocks of 64 index blocks by rows, as many rows at a time as the workspace holds, none when all "
-      "blocks are selected; selection: a block of 1024 a row",
-      {{"index", "F32", "[rows, index_heads + 1, 128]", 16, "read"},
-       {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 16, "read"},
-       {"lanes", "I32", "[lanes, 4]", 16, "read"},
-       {"block_table", "I32", "[slots, width]", 4, "read"},
-       {"selected", "I32", "[rows, blocks]", 4, "written"}},
-      "none",
-      "a row depends on its queries, its position and its sequence's blocks",
-      "a dot product: 8 lanes chain 16 dims, then a butterfly; heads ascending",
-      "none",
-      "a head whose dot product is NaN counts as 0"};
+  e.record = {"qsa_select",
+              "qsa_select",
+              {{"qsa_scores_kernel", 256, 128, 0, 4096, 0}, {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
+              "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
+              "and rows",
+              "scores: blocks of 64 index blocks by rows, as many rows at a time as the workspace holds, none when all "
+              "blocks are selected; selection: a block of 1024 a row",
+              {{"index", "F32", "[rows, index_heads + 1, 128]", 16, "read"},
+               {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 16, "read"},
+               {"lanes", "I32", "[lanes, 4]", 16, "read"},
+               {"block_table", "I32", "[slots, width]", 4, "read"},
+               {"selected", "I32", "[rows, blocks]", 4, "written"}},
+              "none",
+              "a row depends on its queries, its position and its sequence's blocks",
+              "a dot product: 8 lanes chain 16 dims, then a butterfly; heads ascending",
+              "none",
+              "a head whose dot product is NaN counts as 0"};
   // A part of the blocks, all of them with and without scores, and more than a warp's registers hold.
   e.host_shapes = {qsa_shape(2, 1, 9, DType::BF16), qsa_shape(2, 1, 40, DType::BF16)};
   e.more_device_shapes = {qsa_shape(24, 2, 512, DType::BF16), qsa_shape(24, 2, 512, DType::BF16, 34000)};
