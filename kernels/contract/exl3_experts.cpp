@@ -102,7 +102,7 @@ class ExpertsKernel : public Kernel {
     record_.id = many ? "exl3_experts_many" : "exl3_experts";
     record_.operation = "experts";
     if (!many) {
-      record_.symbols.push_back({"exl3_gate_up_few_kernel", 256, 64, 48 * 1024, 0, 0});
+      record_.symbols.push_back({"exl3_gate_up_few_kernel", 256, 64, 48 * 1024, 0, kSpill});
       record_.symbols.push_back({"exl3_down_few_kernel", 256, 64, 48 * 1024, 0, 0});
     }
     for (const char* name : {"exl3_gate_up_many_kernel", "exl3_down_many_kernel"})

@@ -102,7 +102,7 @@ class LinearKernel : public Kernel {
   explicit LinearKernel(Path path) : path_(path) {
     record_.id = path == Path::Any ? "exl3_linear" : "exl3_linear_many";
     record_.operation = "linear";
-    if (path == Path::Any) record_.symbols.push_back({"exl3_few_kernel", 256, 64, 48 * 1024, 0, 0});
+    if (path == Path::Any) record_.symbols.push_back({"exl3_few_kernel", 256, 64, 48 * 1024, 0, kSpill});
     record_.symbols.push_back({"exl3_many_kernel", 256, 255, 0, kSharedLimit, 0});
     record_.symbols.push_back({"exl3_rotate_kernel", 128, 64, 0, 0, 0});
     record_.symbols.push_back({"exl3_decode_kernel", 256, 64, 0, 0, 0});

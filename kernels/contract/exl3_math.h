@@ -11,6 +11,9 @@
 
 namespace fnx::contract {
 
+// Bytes that one-row kernels of 2.5 to 4 bits, held to 64 registers, spill on sm_120; none on sm_90.
+inline constexpr int64_t kSpill = 8;
+
 struct Exl3Matrix {
   int64_t in = 0, out = 0;
   int splits = 1;
