@@ -80,6 +80,8 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
+  // Draft rows lie a position behind: a bound of their own would change in a round whose key has not.
+  draft_batch_.most_positions = batch_.most_positions;
 }
 
 void Engine::list_drafts(std::span<const LaneInput> inputs) {
