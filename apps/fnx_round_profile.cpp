@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/prompts.h"
 #include "libcore/engine/engine.h"
+#include "libcore/measure/clock.h"
 #include "libcore/measure/operation_times.h"
+#include "libcore/measure/statistics.h"
 
 using namespace fnx;
 
@@ -24,8 +26,7 @@ class Rounds {
  public:
   Rounds(Engine& engine, const Options& o) : engine_(engine), o_(o) {
     for (int64_t i = 0; i < o.rows; ++i) slots_.push_back(engine.state().open());
-    std::vector<int32_t> prompt(o.context);
-    for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 2654435761u % 1000);
+    const std::vector<int32_t> prompt = made_up_prompt(o.context, engine.config().vocab_size);
     for (const int32_t slot : slots_)
       for (int64_t at = 0; at < o.context; at += o.chunk_rows) {
         const LaneInput lane{slot, std::span(prompt).subspan(at, std::min(o.chunk_rows, o.context - at))};
@@ -35,8 +36,7 @@ class Rounds {
   void run() {
     std::vector<LaneInput> lanes;
     std::vector<Draw> draws;
-    tokens_.resize(o_.lane_rows);
-    for (int32_t& t : tokens_) t = token_ = (token_ * 31 + 7) % 997;
+    tokens_ = made_up_prompt(o_.lane_rows, engine_.config().vocab_size, ++round_);
     for (size_t i = 0; i < slots_.size(); ++i) {
       lanes.push_back({slots_[i], tokens_});
       draws.push_back({static_cast<int32_t>((i + 1) * tokens_.size() - 1), {}});
@@ -48,19 +48,17 @@ class Rounds {
   Engine& engine_;
   const Options& o_;
   std::vector<int32_t> slots_, tokens_;
-  int32_t token_ = 1;
+  uint64_t round_ = 0;
 };
 
 double median_ns(Rounds& rounds, int count) {
   std::vector<double> samples;
   for (int i = 0; i < count + 3; ++i) {
-    const auto began = std::chrono::steady_clock::now();
+    const double began = now_ns();
     rounds.run();
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
-    if (i >= 3) samples.push_back(took.count());
+    if (i >= 3) samples.push_back(now_ns() - began);
   }
-  std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
-  return samples[samples.size() / 2];
+  return median(samples);
 }
 
 void profile(const Options& o, ToolRun& run) {

@@ -275,8 +275,7 @@ class LinearKernel : public Kernel {
       const bool sound = p.number("in") == p["suh"].size() && p.number("out") == p["svh"].size() && p.rows > 0 &&
                          p.number("splits") >= 1 && p.number("splits") <= p.number("in") / 32;
       if (sound)
-        launch.workspace_bytes =
-            cuda::exl3_workspace_bytes(p.number("in"), p.number("out"), launch.weight.splits, p.rows);
+        launch.workspace_bytes = cuda::exl3_workspace_bytes(p.number("in"), p.number("out"), p.rows);
       else
         launch.workspace_bytes = size_t{1} << 26;
       launch.workspace = d.workspace("split sums", launch.workspace_bytes);

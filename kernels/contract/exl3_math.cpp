@@ -69,16 +69,17 @@ LinearSource linear_source(const Exl3Matrix& m) {
   return source;
 }
 
+void rotate_block(const float* x, const uint16_t* suh, bool bf16, float* xh) {
+  for (int i = 0; i < kBlock; ++i) xh[i] = x[i] * f16_to_f32(suh[i]);
+  butterflies(xh);
+  for (int i = 0; i < kBlock; ++i)
+    xh[i] = bf16 ? bf16_to_f32(f32_to_bf16(xh[i] * kScale)) : f16_to_f32(f32_to_f16(xh[i] * kScale));
+}
+
 void linear_row(const Exl3Matrix& m, const std::vector<float>& decoded, const float* x, float* y, Exl3Fault fault) {
   std::vector<float> xh(static_cast<size_t>(m.in)), z(static_cast<size_t>(m.out), 0.0f), partial(z.size());
-  for (int64_t b = 0; b < m.in; b += kBlock) {
-    float* v = xh.data() + b;
-    for (int i = 0; i < kBlock; ++i) v[i] = x[b + i] * f16_to_f32(m.suh[b + i]);
-    butterflies(v);
-    for (int i = 0; i < kBlock; ++i)
-      v[i] = fault == Exl3Fault::Bf16Rotation ? bf16_to_f32(f32_to_bf16(v[i] * kScale))
-                                              : f16_to_f32(f32_to_f16(v[i] * kScale));
-  }
+  for (int64_t b = 0; b < m.in; b += kBlock)
+    rotate_block(x + b, m.suh + b, fault == Exl3Fault::Bf16Rotation, &xh[static_cast<size_t>(b)]);
   // Products of two fp16 numbers are exact in fp32, so a product and a sum round as one fma does.
   const auto chain = [&](int64_t first, int64_t last) {
     for (int64_t k = first; k < last; ++k) {

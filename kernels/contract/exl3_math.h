@@ -43,6 +43,10 @@ enum class Exl3Fault : uint8_t {
   UnrotatedOutput,  // the output's Hadamard transform is left out
 };
 
+// xh of one 128-block with the kernel's arithmetic, as fp32 numbers; `bf16` rounds it to bf16 in place of fp16, a
+// fault.
+void rotate_block(const float* x, const uint16_t* suh, bool bf16, float* xh);
+
 // One row with the kernel's arithmetic: the chain of a split is k-ascending in fp32, as a chain of exact products and
 // rounded sums (the device's tensor cores round the sixteen sums of a step together), splits ascending.
 void linear_row(const Exl3Matrix& m, const std::vector<float>& decoded, const float* x, float* y,

@@ -29,18 +29,8 @@ void rotate_host(Problem& p, bool bf16) {
   std::vector<uint16_t> xh(static_cast<size_t>(in));
   for (int64_t b = 0; b < in; b += kBlock) {
     float v[kBlock];
-    for (int64_t i = 0; i < kBlock; ++i) v[i] = p["x"].as<float>()[b + i] * f16_to_f32(p["suh"].as<uint16_t>()[b + i]);
-    for (int64_t h = 1; h < kBlock; h *= 2)
-      for (int64_t i = 0; i < kBlock; ++i)
-        if ((i & h) == 0) {
-          const float a = v[i], c = v[i + h];
-          v[i] = a + c;
-          v[i + h] = a - c;
-        }
-    for (int64_t i = 0; i < kBlock; ++i) {
-      const float t = v[i] * static_cast<float>(1.0 / std::sqrt(128.0));
-      xh[static_cast<size_t>(b + i)] = f32_to_f16(bf16 ? bf16_to_f32(f32_to_bf16(t)) : t);
-    }
+    rotate_block(p["x"].as<float>() + b, p["suh"].as<uint16_t>() + b, bf16, v);
+    for (int64_t i = 0; i < kBlock; ++i) xh[static_cast<size_t>(b + i)] = f32_to_f16(v[i]);
   }
   std::copy_n(rotated_order(xh).data(), in, p["xh"].as<uint16_t>());
 }

@@ -47,7 +47,6 @@ class BackendStream : public Stream {
   T* area(Area which, int64_t count) {
     return static_cast<T*>(area(which, static_cast<size_t>(count) * sizeof(T)));
   }
-  size_t area_bytes(Area which) const { return areas_[static_cast<size_t>(which)].bytes(); }
   // False while reserve() measures and in a plan: the operation ends there.
   bool running() const { return !measuring_ && !memory_->plan(); }
   void reserve(const std::function<void()>& calls);

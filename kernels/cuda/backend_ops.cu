@@ -80,7 +80,7 @@ void CudaBackend::linear(Stream& stream, const Linear& linear, View x, View y) {
     return;
   }
   Exl3Linear p{l.exl3, rows, f32(x), y.data, DType::F32, nullptr, 0};
-  p.workspace_bytes = exl3_workspace_bytes(l.in, l.out, l.exl3.splits, rows);
+  p.workspace_bytes = exl3_workspace_bytes(l.in, l.out, rows);
   p.workspace = s.area(Area::Linear, p.workspace_bytes);
   if (s.running()) exl3_linear(p, s.handle());
 }

@@ -104,7 +104,7 @@ void decode(const Exl3Weight& w, const DecodeArgs& a, cudaStream_t stream) {
 
 int exl3_splits(int64_t in, int64_t out) { return plan_splits(in, out / 128); }
 
-size_t exl3_workspace_bytes(int64_t in, int64_t out, int, int64_t rows) { return many_workspace(in, out, rows).bytes; }
+size_t exl3_workspace_bytes(int64_t in, int64_t out, int64_t rows) { return many_workspace(in, out, rows).bytes; }
 
 void exl3_rotate(const Exl3Rotate& p, CudaStream stream) {
   if (p.rows < 1 || p.in <= 0 || p.in % 128 != 0)

@@ -60,7 +60,7 @@ struct Exl3Linear {
 };
 
 // Enough for any row count up to `rows`, whatever the splits.
-size_t exl3_workspace_bytes(int64_t in, int64_t out, int splits, int64_t rows);
+size_t exl3_workspace_bytes(int64_t in, int64_t out, int64_t rows);
 
 // All throw Internal, naming the numbers, when the operands lie outside the domain stated above, and Device when the
 // launch fails. rows is at least 1.

@@ -172,7 +172,7 @@ class CudaBench final : public KernelBench {
     const int copies = cold ? copies_of(2 * words) : 1;
     std::vector<Exl3Linear> calls(copies);
     const int splits = exl3_splits(in, out);
-    const size_t bytes = exl3_workspace_bytes(in, out, splits, rows);
+    const size_t bytes = exl3_workspace_bytes(in, out, rows);
     auto* workspace = arena.take<std::byte>(bytes);
     const float* x = arena.rows(rows * in, 5);
     float* y = arena.take<float>(rows * out);

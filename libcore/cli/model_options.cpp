@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "kernels/devices.h"
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
@@ -11,6 +9,7 @@
 #include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
+#include "libcore/measure/clock.h"
 
 namespace fnx {
 
@@ -132,7 +131,7 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
 }
 
 Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
-  const auto began = std::chrono::steady_clock::now();
+  const double began = now_ns();
   LoadOptions load;
   load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
@@ -140,8 +139,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
     run.progress("loading layers", done, total);
     if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
   });
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
-  run.receipt().add_series("load_ns", "ns", "cold", {took.count()});
+  run.receipt().add_series("load_ns", "ns", "cold", {now_ns() - began});
   return w;
 }
 

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
 #include "kernels/error.h"
+#include "libcore/measure/clock.h"
 
 namespace fnx {
 
@@ -19,12 +19,6 @@ struct Active {
   int64_t generated = 0;
   int32_t pending = -1;  // drawn and not yet in the state
 };
-
-double now_ns() {
-  return static_cast<double>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 // The last generated token is never fed back.
 int64_t state_tokens(const Request& r) {

@@ -1,19 +1,13 @@
 #include "libcore/engine/workload.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
+#include "libcore/measure/clock.h"
 #include "libcore/receipt/receipt.h"
 
 namespace fnx {
 namespace {
-
-double now_ns() {
-  return static_cast<double>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 // Sequences that are closed whatever happens.
 struct Slots {

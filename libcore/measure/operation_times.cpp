@@ -1,7 +1,9 @@
 #include "libcore/measure/operation_times.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "libcore/measure/clock.h"
+#include "libcore/measure/statistics.h"
 
 namespace fnx {
 
@@ -26,14 +28,12 @@ class Recording : public RecordingBackend {
       std::vector<double> samples;
       for (int i = 0; i < repeats + 1; ++i) {
         stream.synchronize();
-        const auto began = std::chrono::steady_clock::now();
+        const double began = now_ns();
         for (int j = 0; j < kBurst; ++j) graph ? graph->launch(stream) : all();
         stream.synchronize();
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-        if (i > 0) samples.push_back(took.count() / kBurst);
+        if (i > 0) samples.push_back((now_ns() - began) / 1e9 / kBurst);
       }
-      std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
-      out.push_back({g.name, static_cast<int64_t>(g.calls.size()), samples[samples.size() / 2]});
+      out.push_back({g.name, static_cast<int64_t>(g.calls.size()), median(samples)});
     }
     return out;
   }
