@@ -28,6 +28,7 @@ struct Options {
   bool mtp_logits = false;
 
   void add(CLI::App& app) {
+    model.ranks = true;
     model.add(app);
     prompts.add(app);
     routing.add(app);
@@ -153,7 +154,7 @@ void generate(const Options& o, ToolRun& run) {
   receipt.set_effective("kv_dtype", kv_dtype == DType::BF16 ? "bf16" : "fp32",
                         o.kv_dtype == "auto" ? "default" : "flag");
 
-  RoutingRecord routing(o.routing, *model.source, model.config, model.digest);
+  RoutingRecord routing(o.routing, *model.source, model.config, model.digest, model.shard());
   EngineOptions eo;
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
   eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
@@ -163,6 +164,7 @@ void generate(const Options& o, ToolRun& run) {
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
   eo.max_rows = parallel * std::min(o.chunk_rows, longest);
   eo.graphs = o.model.graph == "on", eo.inject_capture_failures = o.model.inject_capture_failure;
+  eo.ranks = model.communicator();
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, o.mtp_logits, run);
   Engine engine(weights, *model.backend, eo);
@@ -207,7 +209,7 @@ void generate(const Options& o, ToolRun& run) {
     answers[i].draft_logits.insert(answers[i].draft_logits.end(), row.begin(), row.end());
   };
   events.prompt_rows = [&](int64_t done, int64_t total) { run.progress("prompt rows", done, total); };
-  events.stop = [&] { return run.stopping(); };
+  events.stop = [&] { return run.stop_together(); };
 
   SchedulerOptions so;
   so.chunk_rows = o.chunk_rows;
@@ -217,7 +219,8 @@ void generate(const Options& o, ToolRun& run) {
   so.draft_logits = o.mtp_logits;
   const SchedulerStats stats = run_requests(engine, requests, so, events);
 
-  if (!o.logits_file.empty() && !run.stopping()) write_logits(o.logits_file, prompts, answers, model.config.vocab_size);
+  if (!o.logits_file.empty() && !run.stopping() && run.writes())
+    write_logits(o.logits_file, prompts, answers, model.config.vocab_size);
   Json list = Json::array();
   for (size_t i = 0; i < prompts.size(); ++i)
     list.push_back(answer_json(prompts[i].id, answers[i], tokenizer.has_value(), true));

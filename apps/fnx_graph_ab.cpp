@@ -30,6 +30,7 @@ struct Options {
   std::vector<std::string> gates;
 
   void add(CLI::App& app) {
+    model.ranks = true;
     model.add(app);
     app.add_option("--sequences", sequences, "Sequences that run together, one cell each")
         ->type_name("LIST")
@@ -128,7 +129,7 @@ class GraphAb {
   }
 
  private:
-  bool stopping() const { return run_.stopping(); }
+  bool stopping() const { return run_.stop_together(); }
 
   Workload workload(const Cell& cell) const {
     Workload work;
@@ -150,6 +151,7 @@ class GraphAb {
       eo.state.kv_dtype = model_.backend->kv_dtype();
       eo.max_rows = work.max_rows();
       eo.graphs = a == 1;
+      eo.ranks = model_.communicator();
       arms[a].engine = std::make_unique<Engine>(*weights_, *model_.backend, eo);
       // Hashes first; a second run, whose rounds are replayed from the start, is the one that counts.
       work.hash_logits = true;

@@ -31,7 +31,10 @@ struct LinearSource {
   exl3::Codebook codebook = exl3::Codebook::ThreeInst;
   int half_bits = 0;
   std::vector<float> suh, svh;  // [in], [out]: input and output scales with their signs
-  std::vector<float> bias;      // [out] or empty
+  // A shard of an EXL3 matrix: outputs [first_out, first_out + out) of full_out, both multiples of 128; the trellis is
+  // the whole matrix' and the sum order too. 0: the matrix is no shard.
+  int64_t first_out = 0, full_out = 0;
+  std::vector<float> bias;  // [out] or empty
   std::vector<std::shared_ptr<const void>> owner;
 };
 
@@ -44,6 +47,8 @@ class Linear {
 
 struct ExpertSource {
   LinearSource gate, up, down;  // [f, H], [f, H], [H, f]
+  // An expert without matrices is not held: its id counts, its slots are not written.
+  bool held() const { return gate.trellis != nullptr || gate.plain != nullptr; }
 };
 
 // The routed experts of one layer in the backend's form.
@@ -158,6 +163,8 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual void synchronize() = 0;
+  // False while Backend::reserve only measures: nothing may be enqueued.
+  virtual bool running() const { return true; }
 };
 
 // A point in a stream's work, set by Backend::record.
@@ -243,8 +250,13 @@ class Backend {
   // logits [R, E] -> ids I32 [R, k], weights F32 [R, k]. ids may have one more column: it is filled with E, the expert
   // after the routed ones.
   virtual void router(Stream&, bool normalise, View logits, View ids, View weights) = 0;
-  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H].
+  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j], where the bank holds it. x [R, H], slots [R, k, H].
   virtual void experts(Stream&, const ExpertBank&, View x, View ids, View slots) = 0;
+  // slots[r, j] = parts[w, r, j], w = min(ids[r, j] / per_part, W - 1): each slot from the part whose bank holds its
+  // expert. parts [W, R, k, H], ids [R, k], slots [R, k, H].
+  virtual void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) = 0;
+  // out [R, N] = parts side by side: parts[i] [R, N_i], the N_i together N.
+  virtual void join_columns(Stream&, std::span<const View> parts, View out) = 0;
   // out = silu(gate) * up, element by element.
   virtual void swiglu(Stream&, View gate, View up, View out) = 0;
   // y[r] = sum_j weights[r, j] * slots[r, j] in slot order, then + sigmoid(shared_gate[r]) * shared[r]. slots [R, k,

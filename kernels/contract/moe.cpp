@@ -245,6 +245,95 @@ std::unique_ptr<Kernel> swiglu_entry() {
   return make_kernel(std::move(e));
 }
 
+void take_slots_host(Problem& p, bool parts_descending) {
+  const int64_t hidden = p.number("hidden"), parts = p.number("parts");
+  for (int64_t i = 0; i < p.rows; ++i) {
+    int64_t part = std::min(p["ids"].as<int32_t>()[i] / p.number("per_part"), parts - 1);
+    if (parts_descending) part = parts - 1 - part;
+    std::copy_n(p["from"].as<float>() + (part * p.rows + i) * hidden, hidden, p["slots"].as<float>() + i * hidden);
+  }
+}
+
+std::unique_ptr<Kernel> take_slots_entry() {
+  Entry e;
+  e.record = {"take_slots",
+              "copy",
+              {{"take_slots_kernel", 256, 64, 0, 0, 0}},
+              "hidden a multiple of 4, one part or more, ids not negative",
+              "ceil(rows * hidden / 1024) blocks of 256 threads",
+              {{"ids", "I32", "[rows]", 4, "read"},
+               {"from", "F32", "[parts, rows, hidden]", 16, "read"},
+               {"slots", "F32", "[rows, hidden]", 16, "written"}},
+              "none",
+              "a row depends on its id and its row of the part that the id names",
+              "none: no sums",
+              "none",
+              "ids past the last part's experts name the last part"};
+  const auto shape = [](int64_t hidden, int64_t parts, int64_t per_part) {
+    return Shape{std::to_string(parts) + " parts of " + std::to_string(per_part) + ", hidden " + std::to_string(hidden),
+                 {{"hidden", hidden}, {"parts", parts}, {"per_part", per_part}}};
+  };
+  e.host_shapes = {shape(132, 2, 16), shape(64, 4, 8), shape(4, 1, 32)};
+  e.more_device_shapes = {shape(2560, 2, 256), shape(2560, 8, 64)};
+  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
+    Problem p{rows, shape.numbers, {}};
+    const int64_t hidden = p.number("hidden"), parts = p.number("parts"), experts = parts * p.number("per_part");
+    Random random(seed, 1);
+    auto* ids = p.add("ids", DType::I32, Role::In, true, {rows}).as<int32_t>();
+    for (int64_t i = 0; i < rows; ++i) ids[i] = static_cast<int32_t>(random.below(experts + 1));
+    fill(p.add("from", DType::F32, Role::In, false, {parts, rows, hidden}).as<float>(), parts * rows, hidden, kind, {},
+         Random(seed, 2));
+    p.add("slots", DType::F32, Role::Out, true, {rows, hidden});
+    return p;
+  };
+  e.part = [](const Problem& whole, int64_t first, int64_t count) {
+    Problem p{count, whole.numbers, {}};
+    const int64_t hidden = whole.number("hidden"), parts = whole.number("parts");
+    auto* ids = p.add("ids", DType::I32, Role::In, true, {count}).as<int32_t>();
+    std::copy_n(whole["ids"].as<int32_t>() + first, count, ids);
+    auto* from = p.add("from", DType::F32, Role::In, false, {parts, count, hidden}).as<float>();
+    for (int64_t i = 0; i < parts; ++i)
+      std::copy_n(whole["from"].as<float>() + (i * whole.rows + first) * hidden, count * hidden,
+                  from + i * count * hidden);
+    p.add("slots", DType::F32, Role::Out, true, {count, hidden});
+    return p;
+  };
+  e.expect = [](const Problem& given, const Problem&) {
+    const int64_t hidden = given.number("hidden"), per_part = given.number("per_part");
+    return std::vector<Expectation>{expect_elements(given["slots"], [&](int64_t i) {
+      const int64_t row = i / hidden;
+      const int64_t part = std::min(given["ids"].as<int32_t>()[row] / per_part, given.number("parts") - 1);
+      return Bounded{given["from"].at(part * given.rows * hidden + i), 0};
+    })};
+  };
+  e.domain = [](const Problem& p) {
+    require_range("hidden", p.number("hidden"), 4, INT32_MAX, 4);
+    require_range("parts", p.number("parts"), 1, INT32_MAX);
+    require_range("experts of a part", p.number("per_part"), 1, INT32_MAX);
+  };
+  e.host = [](Problem& p) { take_slots_host(p, false); };
+  e.cpu = [](Problem& p) {
+    const auto backend = make_cpu_backend({1, 0});
+    backend->take_slots(*backend->make_stream(), p.number("per_part"), p["ids"].view(), p["from"].view(),
+                        p["slots"].view());
+  };
+  e.exact_kinds = {Kind::Normal};
+  e.refusals = {{"hidden of 130", set_number("hidden", 130)},
+                {"no parts", set_number("parts", 0)},
+                {"slots off by 4 bytes", misalign("slots", 4)}};
+  e.controls = {host_control("parts in descending order", 2, [](Problem& p) { take_slots_host(p, true); }),
+                tamper_control("every id of the first part", 2,
+                               [](Problem& p) { std::fill_n(p["ids"].as<int32_t>(), p.rows, 0); })};
+#ifdef FNX_HAS_CUDA
+  e.enqueue = [](const Problem& p, DeviceProblem& d) {
+    cuda::take_slots({d.get<int32_t>("ids"), d.get<float>("from"), d.get<float>("slots"), p.rows, p.number("hidden"),
+                      p.number("parts"), p.number("per_part")},
+                     d.stream());
+  };
+#endif
+  return make_kernel(std::move(e));
+}
+
 enum class CombineFault : uint8_t { None, Descending, SharedFirst, SharedSkipped };
 
 // The shared expert's row r: an operand of its own, or the last of the row's slots.
@@ -378,6 +467,7 @@ std::unique_ptr<Kernel> combine_entry() {
 void add_moe(KernelList& list) {
   list.push_back(router_entry());
   list.push_back(swiglu_entry());
+  list.push_back(take_slots_entry());
   list.push_back(combine_entry());
 }
 

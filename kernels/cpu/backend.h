@@ -101,6 +101,8 @@ class CpuBackend : public Backend {
   void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) override;
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
+  void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;
+  void join_columns(Stream&, std::span<const View> parts, View out) override;
   void swiglu(Stream&, View gate, View up, View out) override;
   void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) override;
   void ngram_decode(Stream&, int bits, View packed, View bias, View out) override;

@@ -84,14 +84,16 @@ void CpuLinear::decode_block(int64_t block, std::byte* to) const {
   }
   const uint16_t* table = codebook_table(source_.codebook).data();
   const int words = exl3::tile_words(source_.half_bits);
-  const int64_t tile_columns = out / exl3::kTile;
+  const int64_t tile_columns = (source_.full_out > 0 ? source_.full_out : out) / exl3::kTile;
+  const int64_t first_column = source_.first_out / exl3::kTile;
   // Where each value's 16 bits begin in the ring; the same for every tile.
   int start[exl3::kTileValues];
   for (int p = 0; p < exl3::kTileValues; ++p)
     start[p] = (exl3::end_bit(p, source_.half_bits) - 16 + words * 16) % (words * 16);
   for (int64_t tk = 0; tk < in / exl3::kTile; ++tk)
     for (int64_t tn = 0; tn < kBlock / exl3::kTile; ++tn) {
-      const uint16_t* tile = source_.trellis + (tk * tile_columns + block * (kBlock / exl3::kTile) + tn) * words;
+      const uint16_t* tile =
+          source_.trellis + (tk * tile_columns + first_column + block * (kBlock / exl3::kTile) + tn) * words;
       uint32_t ring[exl3::tile_words(16) / 2 + 1];
       for (int w = 0; w < words / 2; ++w) ring[w] = uint32_t{tile[2 * w]} | uint32_t{tile[2 * w + 1]} << 16;
       ring[words / 2] = ring[0];

@@ -38,12 +38,15 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
 std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts) {
   auto bank = std::make_unique<CpuExperts>();
   bank->experts = static_cast<int64_t>(experts.size());
-  bank->in = experts.at(0).gate.in;
-  bank->width = experts.at(0).gate.out;
-  for (ExpertSource& e : experts)
-    bank->list.push_back({std::make_unique<CpuLinear>(std::move(e.gate), budget_),
-                          std::make_unique<CpuLinear>(std::move(e.up), budget_),
-                          std::make_unique<CpuLinear>(std::move(e.down), budget_)});
+  bank->list.resize(experts.size());
+  for (size_t i = 0; i < experts.size(); ++i) {
+    ExpertSource& e = experts[i];
+    if (!e.held()) continue;
+    bank->in = e.gate.in, bank->width = e.gate.out;
+    bank->list[i] = {std::make_unique<CpuLinear>(std::move(e.gate), budget_),
+                     std::make_unique<CpuLinear>(std::move(e.up), budget_),
+                     std::make_unique<CpuLinear>(std::move(e.down), budget_)};
+  }
   return bank;
 }
 
@@ -61,6 +64,7 @@ void CpuBackend::experts(Stream&, const ExpertBank& bank, View x, View ids, View
   std::vector<int32_t> used;
   for (int64_t i = 0; i < pairs; ++i) {
     const int32_t e = ids.as<int32_t>()[i];
+    if (list[e].gate == nullptr) continue;
     if (of[e].empty()) used.push_back(e);
     of[e].push_back(i);
   }
@@ -83,6 +87,24 @@ void CpuBackend::swiglu(Stream&, View gate, View up, View out) {
   each(rows, width * 16, [&](int64_t r) {
     swiglu_row(gate.as<float>() + r * width, up.as<float>() + r * width, width, out.as<float>() + r * width);
   });
+}
+
+void CpuBackend::take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) {
+  const int64_t pairs = ids.size(), width = slots.size() / pairs, last = parts.shape[0] - 1;
+  each(pairs, width, [&](int64_t i) {
+    const int64_t part = std::min<int64_t>(ids.as<int32_t>()[i] / per_part, last);
+    std::copy_n(parts.as<float>() + (part * pairs + i) * width, width, slots.as<float>() + i * width);
+  });
+}
+
+void CpuBackend::join_columns(Stream&, std::span<const View> parts, View out) {
+  int64_t column = 0;
+  for (const View& p : parts) {
+    const int64_t width = p.row_size();
+    for (int64_t r = 0; r < p.shape[0]; ++r)
+      std::copy_n(p.as<float>() + r * width, width, out.as<float>() + r * out.row_size() + column);
+    column += width;
+  }
 }
 
 void CpuBackend::combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) {

@@ -43,6 +43,8 @@ uint64_t free_bytes() {
 
 }  // namespace
 
+cudaStream_t stream_handle(Stream& stream) { return static_cast<BackendStream&>(stream).handle(); }
+
 BackendStream::BackendStream(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {
   if (!memory_->plan()) check_cuda(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
@@ -158,6 +160,19 @@ void CudaBackend::copy(Stream& stream, View dst, View src) {
                 "copy of " + std::to_string(src.bytes()) + " bytes into " + std::to_string(dst.bytes()));
   if (dst.bytes() > 0 && s.running())
     check_cuda(cudaMemcpyAsync(dst.data, src.data, dst.bytes(), cudaMemcpyDefault, s.handle()), "copy");
+}
+
+void CudaBackend::join_columns(Stream& stream, std::span<const View> parts, View out) {
+  auto& s = static_cast<BackendStream&>(stream);
+  std::byte* to = out.data;
+  const int64_t item = static_cast<int64_t>(dtype_size(out.dtype)), pitch = out.row_size() * item;
+  for (const View& p : parts) {
+    const int64_t width = p.row_size() * item;
+    if (p.shape[0] > 0 && s.running())
+      check_cuda(cudaMemcpy2DAsync(to, pitch, p.data, width, width, p.shape[0], cudaMemcpyDeviceToDevice, s.handle()),
+                 "copy of columns");
+    to += width;
+  }
 }
 
 void CudaBackend::clear(Stream& stream, View dst) {

@@ -48,7 +48,7 @@ class BackendStream : public Stream {
     return static_cast<T*>(area(which, static_cast<size_t>(count) * sizeof(T)));
   }
   // False while reserve() measures and in a plan: the operation ends there.
-  bool running() const { return !measuring_ && !memory_->plan(); }
+  bool running() const override { return !measuring_ && !memory_->plan(); }
   void reserve(const std::function<void()>& calls);
 
  private:
@@ -107,6 +107,8 @@ class CudaBackend : public Backend {
   void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) override;
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
+  void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;
+  void join_columns(Stream&, std::span<const View> parts, View out) override;
   void swiglu(Stream&, View gate, View up, View out) override;
   void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) override;
   void ngram_decode(Stream&, int bits, View packed, View bias, View out) override;

@@ -213,6 +213,14 @@ void CudaBackend::experts(Stream& stream, const ExpertBank& bank, View x, View i
   if (s.running()) exl3_experts(p, s.handle());
 }
 
+void CudaBackend::take_slots(Stream& stream, int64_t per_part, View ids, View parts, View slots) {
+  BackendStream& s = of(stream);
+  if (s.running())
+    cuda::take_slots(
+        {i32(ids), f32(parts), f32(slots), ids.size(), slots.size() / ids.size(), parts.shape[0], per_part},
+        s.handle());
+}
+
 void CudaBackend::swiglu(Stream& stream, View gate, View up, View out) {
   BackendStream& s = of(stream);
   if (s.running()) cuda::swiglu({f32(gate), f32(up), f32(out), gate.size()}, s.handle());

@@ -1,4 +1,5 @@
 // Weights of the cuda backend: EXL3 and plain linears, the expert banks.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cuda/backend.h"
@@ -62,7 +63,14 @@ std::unique_ptr<Linear> CudaBackend::load_linear(LinearSource s) {
     uploader().seek(base + at);
     uploader().write(from, bytes);
   };
-  put(0, plain ? s.plain : s.trellis, matrix);
+  if (s.full_out == 0) {
+    put(0, plain ? s.plain : s.trellis, matrix);
+  } else {
+    const int64_t words = exl3::tile_words(s.half_bits), row = s.full_out / exl3::kTile * words;
+    uploader().seek(base);
+    for (int64_t k = 0; k < s.in / exl3::kTile; ++k)
+      uploader().write(s.trellis + k * row + s.first_out / exl3::kTile * words, s.out / exl3::kTile * words * 2);
+  }
   put(suh_at, suh.data(), suh.size() * 2);
   put(svh_at, svh.data(), svh.size() * 2);
   put(bias_at, s.bias.data(), s.bias.size() * 4);
@@ -75,7 +83,7 @@ std::unique_ptr<Linear> CudaBackend::load_linear(LinearSource s) {
   check_quantized(s);
   linear->exl3 = {s.in,
                   s.out,
-                  exl3_splits(s.in, s.out),
+                  exl3_splits(s.in, s.full_out > 0 ? s.full_out : s.out),
                   s.codebook,
                   s.half_bits,
                   reinterpret_cast<const uint16_t*>(base),
@@ -88,8 +96,9 @@ std::unique_ptr<Linear> CudaBackend::load_linear(LinearSource s) {
 std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> experts) {
   auto bank = std::make_unique<CudaExperts>();
   bank->experts = static_cast<int64_t>(experts.size());
-  if (experts.empty()) return bank;
-  const LinearSource& first = experts[0].gate;
+  const auto held = std::find_if(experts.begin(), experts.end(), [](const ExpertSource& e) { return e.held(); });
+  if (held == experts.end()) return bank;
+  const LinearSource& first = held->gate;
   bank->in = first.in, bank->width = first.out, bank->codebook = first.codebook;
   if (hidden_ == 0) hidden_ = bank->in, expert_width_ = bank->width;
   if (bank->in != hidden_ || bank->width != expert_width_)
@@ -97,7 +106,10 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
                                             std::to_string(expert_width_) + " and " + std::to_string(bank->in) + " x " +
                                             std::to_string(bank->width) + "; use --backend cpu");
   size_t trellis = 0;
-  for (const ExpertSource& e : experts)
+  size_t held_count = 0;
+  for (const ExpertSource& e : experts) {
+    if (!e.held()) continue;
+    ++held_count;
     for (const LinearSource* s : {&e.gate, &e.up, &e.down}) {
       if (s->plain != nullptr || s->codebook != bank->codebook || !s->bias.empty())
         throw Error(ErrorKind::Unsupported,
@@ -105,8 +117,9 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
                     "--backend cpu");
       trellis += aligned(trellis_bytes(*s));
     }
+  }
   const size_t in_bytes = aligned(bank->in * 2), width_bytes = aligned(bank->width * 2);
-  const size_t scales = experts.size() * 3 * (in_bytes + width_bytes);
+  const size_t scales = held_count * 3 * (in_bytes + width_bytes);
   bank->memory = memory_->device(trellis + scales + aligned(experts.size() * sizeof(Exl3Expert)), load_stream_);
   std::byte* base = bank->memory.view(DType::U8, {0}).data;
   // One run of bytes from the arena's start to its end, so that the uploads are few and large.
@@ -123,6 +136,7 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   std::vector<Exl3Expert> table(experts.size());
   const auto each = [&](auto fn) {
     for (size_t e = 0; e < experts.size(); ++e) {
+      if (!experts[e].held()) continue;
       fn(experts[e].gate, table[e].gate);
       fn(experts[e].up, table[e].up);
       fn(experts[e].down, table[e].down);

@@ -72,6 +72,14 @@ __global__ void __launch_bounds__(256) swiglu_kernel(SwigluParams p) {
   if (i < p.count) p.out[i] = silu(p.gate[i]) * p.up[i];
 }
 
+__global__ void __launch_bounds__(256) take_slots_kernel(TakeSlotsParams p) {
+  wait_previous();
+  const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (i >= p.count * quads) return;
+  const int64_t part = min(p.ids[i / quads] / static_cast<int>(p.per_part), static_cast<int>(p.parts) - 1);
+  reinterpret_cast<float4*>(p.slots)[i] = reinterpret_cast<const float4*>(p.from)[part * p.count * quads + i];
+}
+
 __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
   wait_previous();
   const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 128 + threadIdx.x;
@@ -107,6 +115,15 @@ void swiglu(const SwigluParams& p, cudaStream_t stream) {
   require(p.count >= 0, "swiglu", "a count of 0 or more", {p.count});
   if (p.count == 0) return;
   launch("swiglu", swiglu_kernel, blocks_of(p.count, 256), 256, 0, stream, p);
+}
+
+void take_slots(const TakeSlotsParams& p, cudaStream_t stream) {
+  require(p.hidden > 0 && p.hidden % 4 == 0 && p.count >= 0 && p.parts >= 1 && p.per_part >= 1 &&
+              aligned16({p.from, p.slots}),
+          "take_slots", "H a multiple of 4, parts and 16-byte alignment (H, slots, parts, experts of a part)",
+          {p.hidden, p.count, p.parts, p.per_part});
+  if (p.count == 0) return;
+  launch("take_slots", take_slots_kernel, blocks_of(p.count * p.hidden / 4, 256), 256, 0, stream, p);
 }
 
 void combine(const CombineParams& p, cudaStream_t stream) {

@@ -26,6 +26,16 @@ struct SwigluParams {
 };
 void swiglu(const SwigluParams& p, cudaStream_t stream);
 
+// slots[i, :] = parts[min(ids[i] / per_part, parts - 1), i, :]. Domain: H % 4 == 0, 16-byte alignment, ids not
+// negative.
+struct TakeSlotsParams {
+  const int32_t* ids = nullptr;  // [N]
+  const float* from = nullptr;   // [parts, N, H]
+  float* slots = nullptr;        // [N, H]
+  int64_t count = 0, hidden = 0, parts = 0, per_part = 0;
+};
+void take_slots(const TakeSlotsParams& p, cudaStream_t stream);
+
 // y[r] = one fma chain from 0 over slots ascending, then the shared expert times sigmoid(shared_gate[r]).
 // Domain: H % 4 == 0, 16-byte alignment.
 struct CombineParams {

@@ -9,7 +9,14 @@
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
+namespace fnx {
+class Stream;
+}
+
 namespace fnx::cuda {
+
+// Of a stream of the cuda backend.
+cudaStream_t stream_handle(Stream& stream);
 
 // Lanes of a launch (fnx::Lane in device memory). Rows that lie in no lane are left alone.
 struct Lanes {

@@ -6,6 +6,7 @@
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
+#include "libcore/cli/ranks.h"
 #include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
@@ -29,7 +30,9 @@ void ModelOptions::add(CLI::App& app) {
   app.add_option("--vram-limit", vram_limit, "Most device memory to use, as 16GiB; without it, what is free")
       ->type_name("BYTES");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
-  app.add_option("--tp", tp, "Ranks that share the experts")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tp", tp, "Ranks that share the experts, one a GPU: started here, or by torchrun, mpirun or srun")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--graph", graph, "Replay recorded launches")
       ->check(CLI::IsMember({"off", "on"}))
       ->capture_default_str();
@@ -44,7 +47,7 @@ namespace {
 // What the common flags may ask for and this build does not have.
 void refuse_unsupported(const ModelOptions& o) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
-  if (o.tp != 1) refuse(fmt::format("--tp {}: this build runs one rank; use --tp 1", o.tp));
+  if (o.tp != 1 && !o.ranks) refuse(fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
   if (o.draft == "auto" || o.draft == "off" || o.draft == "0") return;
   if (o.draft.find_first_not_of("0123456789") == std::string::npos && !o.draft.empty())
     refuse(fmt::format("--draft {}: this build does not draft; use --draft off", o.draft));
@@ -61,8 +64,16 @@ std::string cuda_problem(int device) {
   return qualification_problem(gpus[device].architecture);
 }
 
-std::unique_ptr<Backend> choose_backend(const ModelOptions& o, Receipt& receipt) {
-  const std::string problem = o.backend == "cpu" ? "" : cuda_problem(o.device);
+// The GPU of this rank: the one asked for and those after it, a rank each, unless the launcher shows each rank its own.
+int device_of(const ModelOptions& o, const Ranks* ranks) {
+  if (ranks == nullptr || (ranks->place().launched && ranks->place().socket < 0 && list_gpus().size() == 1))
+    return o.device;
+  return o.device + ranks->place().local_rank;
+}
+
+std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* ranks, Receipt& receipt) {
+  const int device = o.backend == "cpu" ? 0 : device_of(o, ranks);
+  const std::string problem = o.backend == "cpu" ? "" : cuda_problem(device);
   if (o.backend == "cuda" && !problem.empty())
     throw Error(ErrorKind::Unsupported, fmt::format("--backend cuda: {}; or use --backend cpu", problem));
   const bool cuda = o.backend != "cpu" && problem.empty();
@@ -73,8 +84,21 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, Receipt& receipt)
       throw Error(ErrorKind::Unsupported, "--graph on: the cpu backend records no launches; use --graph off");
     return make_cpu_backend({o.threads, 0});
   }
-  receipt.set_effective("device", o.device, o.device == 0 ? "default" : "flag");
-  return make_cuda_backend({o.device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
+  receipt.set_effective("device", device, device != o.device ? "rank" : o.device == 0 ? "default" : "flag");
+  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
+}
+
+// Ranks of one model on one kind of backend, or none.
+void connect_ranks(const OpenedModel& m, Receipt& receipt) {
+  const std::string mine = fmt::format("{} on {}", m.digest, m.backend->name());
+  const std::vector<std::string> all = m.ranks->channel().exchange(mine);
+  for (size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      throw Error(ErrorKind::Unsupported,
+                  fmt::format("rank 0 runs checkpoint {}, rank {} {}; give every rank the same", all[0], r, all[r]));
+  const bool cuda = m.backend->name() == "cuda";
+  m.ranks->connect(cuda);
+  if (cuda) receipt.set_effective("nccl", nccl_runtime_version(), "library");
 }
 
 // The tensors, the config and the receipt's subject.
@@ -98,25 +122,52 @@ void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
                       fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
   m.source = std::move(checkpoint);
 }
+
+// What one rank holds.
+Json shard_json(const Weights& w) {
+  const int64_t each = w.config.experts / w.shard.world, first = w.shard.rank * each;
+  const bool bank = !w.layers.empty() && w.layers[0].moe.shared_in_bank();
+  Json out{{"rank", w.shard.rank},
+           {"ranks", w.shard.world},
+           {"first_expert", first},
+           {"experts", each},
+           {"shared_expert", !bank || w.shard.rank == w.shard.world - 1},
+           {"draft_head", w.mtp.has_value()}};
+  int64_t column = 0;
+  for (int r = 0; r < w.shard.rank && !w.head_columns.empty(); ++r) column += w.head_columns[r];
+  out["first_head_column"] = column;
+  out["head_columns"] = w.head_columns.empty() ? w.config.vocab_size : w.head_columns[w.shard.rank];
+  return out;
+}
 }  // namespace
 
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
   refuse_unsupported(options);
+  m.ranks = run.start_ranks(options.tp);
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
-  m.backend = choose_backend(options, run.receipt());
+  m.backend = choose_backend(options, m.ranks, run.receipt());
+  if (m.ranks != nullptr) connect_ranks(m, run.receipt());
   run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
+}
+
+Communicator* OpenedModel::communicator() const { return ranks == nullptr ? nullptr : &ranks->communicator(); }
+
+Shard OpenedModel::shard() const {
+  return ranks == nullptr ? Shard{} : Shard{ranks->place().rank, ranks->place().world};
 }
 
 bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const {
   if (backend->name() != "cuda" && !options.memory_plan) return false;
   LoadOptions load;
   load.draft_head = engine.state.draft_head;
+  load.shard = shard();
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
   if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   const MemoryPlan plan = plan_memory(*source, config, load, engine, limit);
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
@@ -131,15 +182,22 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
 }
 
 Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
-  const double began = now_ns();
   LoadOptions load;
   load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
-  Weights w = Weights::load(*source, config, *backend, load, [&](int64_t done, int64_t total) {
+  load.shard = shard();
+  return this->load(load, run);
+}
+
+Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
+  const double began = now_ns();
+  Weights w = Weights::load(*source, config, *backend, options, [&](int64_t done, int64_t total) {
     run.progress("loading layers", done, total);
+    if (ranks != nullptr) ranks->communicator().check();
     if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
   });
   run.receipt().add_series("load_ns", "ns", "cold", {now_ns() - began});
+  if (w.shard.world > 1) run.receipt().set_effective("shard", shard_json(w), "computed");
   return w;
 }
 

@@ -20,6 +20,7 @@ struct ModelOptions {
   std::string vram_limit, graph = "off", draft = "auto";
   int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false, memory_plan = false;
+  bool ranks = false;  // set by tools that can run on several
 
   void add(CLI::App& app);
 };
@@ -32,7 +33,11 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
+  Ranks* ranks = nullptr;  // of --tp, connected; the run's
 
+  // For EngineOptions and LoadOptions.
+  Communicator* communicator() const;
+  Shard shard() const;
   // Generation stops; throws Input when the folder's configs are broken.
   std::vector<int32_t> stop_ids() const { return folder.empty() ? synthetic_stops : load_stop_ids(folder); }
   // Throws Input or Unsupported; records the checkpoint and the backend in the receipt.
@@ -42,6 +47,8 @@ struct OpenedModel {
   bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const;
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
+  // The same with other options, for weights beside the run's own.
+  Weights load(const LoadOptions& options, ToolRun& run);
 };
 
 }  // namespace fnx

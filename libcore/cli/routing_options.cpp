@@ -12,11 +12,12 @@ void RoutingOptions::add(CLI::App& app) {
 }
 
 RoutingRecord::RoutingRecord(const RoutingOptions& options, const TensorSource& source, const ModelConfig& config,
-                             const std::string& checkpoint)
+                             const std::string& checkpoint, const Shard& shard)
     : options_(options) {
-  const ExpertIdentity identity = ExpertIdentity::of(config, checkpoint);
-  if (!options.trace_file.empty())
+  ExpertIdentity identity = ExpertIdentity::of(config, checkpoint);
+  if (!options.trace_file.empty() && shard.rank == 0)
     trace_ = std::make_unique<TraceRecorder>(identity, expert_copy_bytes(source, config));
+  identity.rank = shard.rank, identity.world = shard.world;
   if (!options.profile_dir.empty()) profile_ = std::make_unique<ProfileRun>(options.profile_dir, identity);
 }
 

@@ -21,9 +21,9 @@ struct RoutingOptions {
 class RoutingRecord {
  public:
   // Loads the profile, so that one that does not match ends the run before it starts. `checkpoint` is the digest of its
-  // fingerprint.
+  // fingerprint. Every rank has a profile of its own; they see the same routing, and rank 0 traces it.
   RoutingRecord(const RoutingOptions& options, const TensorSource& source, const ModelConfig& config,
-                const std::string& checkpoint);
+                const std::string& checkpoint, const Shard& shard = {});
 
   // Asks the engine for its routing when one of the options is given. The record outlives the engine's forwards.
   void watch(Engine& engine);

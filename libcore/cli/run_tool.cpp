@@ -13,6 +13,7 @@
 #include "libcore/cli/completion.h"
 #include "libcore/cli/console.h"
 #include "libcore/cli/options.h"
+#include "libcore/cli/ranks.h"
 #include "libcore/cli/tool.h"
 #include "libcore/receipt/document.h"
 #include "libcore/receipt/platform.h"
@@ -30,24 +31,65 @@ struct CommonOptions {
   bool quiet = false, verbose = false;
 };
 
+struct Outcome {
+  int code = 0;
+  std::string error;
+};
+
 class Run final : public ToolRun {
  public:
-  Run(Console& console, std::string receipt_path) : console_(console), receipt_path_(std::move(receipt_path)) {}
+  Run(Console& console, std::string receipt_path, RankPlace place, bool reads_stdin, Json settings, Json build)
+      : console_(console),
+        receipt_path_(std::move(receipt_path)),
+        place_(std::move(place)),
+        reads_stdin_(reads_stdin),
+        settings_(std::move(settings)),
+        build_(std::move(build)) {}
   Receipt& receipt() override { return receipt_; }
   void print(std::string_view text) override {
-    if (!receipt_on_stdout()) write_stdout(text);
+    if (!receipt_on_stdout() && writes()) write_stdout(text);
   }
   bool receipt_on_stdout() const override { return receipt_path_.empty(); }
   std::string receipt_path() const override { return receipt_path_; }
-  void info(const std::string& line) override { console_.info(line); }
+  void info(const std::string& line) override {
+    if (writes()) console_.info(line);
+  }
   void debug(const std::string& line) override { console_.debug(line); }
-  void progress(std::string_view what, uint64_t done, uint64_t total) override { console_.progress(what, done, total); }
+  void progress(std::string_view what, uint64_t done, uint64_t total) override {
+    if (writes()) console_.progress(what, done, total);
+  }
   bool stopping() const override { return caught_signal() != 0; }
+
+  Ranks* start_ranks(int world) override {
+    if (world == 1) return nullptr;
+    if (ranks_) throw Error(ErrorKind::Internal, "the ranks were started before");
+    std::string input;
+    if (reads_stdin_ && !place_.launched) input = share_stdin();
+    ranks_ = std::make_unique<Ranks>(place_, input, settings_, build_);
+    receipt_.set_effective("rank", place_.rank, place_.launched ? "environment" : "started");
+    return ranks_.get();
+  }
+  bool stop_together() override { return ranks_ ? ranks_->stop(stopping()) : stopping(); }
+  bool writes() const override { return place_.rank == 0; }
+
+  void finish_ranks() {
+    if (ranks_) ranks_->finish(receipt_);
+  }
+  // Adds to the error how the other ranks ended.
+  void fail_ranks(Outcome& outcome) {
+    if (!ranks_ || outcome.code == 0) return;
+    const std::string others = ranks_->fail(static_cast<ErrorKind>(outcome.code), outcome.error);
+    if (!others.empty()) outcome.error += " (" + others + ")";
+  }
 
  private:
   Console& console_;
   std::string receipt_path_;
+  RankPlace place_;
+  bool reads_stdin_;
+  Json settings_, build_;
   Receipt receipt_;
+  std::unique_ptr<Ranks> ranks_;
 };
 
 std::string device_lines() {
@@ -140,6 +182,14 @@ std::string overwritten_input(const std::vector<std::string>& argv, const std::s
   return "";
 }
 
+// Whether an option takes its value from stdin.
+bool reads_stdin(const std::vector<std::string>& argv) {
+  for (size_t i = 1; i < argv.size(); ++i)
+    if ((argv[i] == "-" && argv[i - 1] != "--receipt") || (argv[i].ends_with("=-") && argv[i] != "--receipt=-"))
+      return true;
+  return false;
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm utc = {};
@@ -162,6 +212,12 @@ class ReceiptWriter {
   void describe(const CLI::App& app, const std::vector<std::string>& argv) {
     frame_.invocation = invocation_block(app, argv, target_.from_environment);
     frame_.requested = requested_block(app);
+  }
+
+  const Json& settings() const { return frame_.requested; }
+  // What must be the same program on every rank.
+  Json build() const {
+    return Json{{"commit", frame_.tool["commit"]}, {"executable_sha256", frame_.tool["executable_sha256"]}};
   }
 
   void write_incomplete() {
@@ -191,11 +247,6 @@ class ReceiptWriter {
   FrameBlocks frame_;
   RunRecord run_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
-struct Outcome {
-  int code = 0;
-  std::string error;
 };
 
 // The one catch: what `action` threw, as exit code and message.
@@ -266,7 +317,7 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
                     : common.color == "never" ? ColorMode::Never
                                               : ColorMode::Auto);
 
-  const ReceiptTarget target = receipt_target(words, info.name);
+  ReceiptTarget target = receipt_target(words, info.name);
   if (!target.known) {
     console.error(usage.code != 0 ? usage.error : "--receipt needs a path or -");
     return static_cast<int>(ErrorKind::Usage);
@@ -275,6 +326,10 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
     console.error("the receipt would overwrite " + input + ", which the command line names; give another --receipt");
     return static_cast<int>(ErrorKind::Usage);
   }
+  RankPlace place;
+  if (const CLI::Option* tp = app.get_option_no_throw("--tp"); tp != nullptr && usage.code == 0)
+    usage = guarded([&] { place = find_rank_place(tp->as<int>()); });
+  if (place.rank > 0) target.path = "/dev/null";  // rank 0's receipt has the others' part
   ReceiptWriter writer(target, info.name);
   writer.describe(app, words);
   if (usage.code != 0) return finish(console, writer, {}, usage);
@@ -284,8 +339,14 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
     console.error("receipt: " + begun.error);
     return begun.code;
   }
-  Run run(console, target.path);
-  const Outcome outcome = guarded([&] { body(run); });
+  Run run(console, target.path, place, reads_stdin(words), writer.settings(), writer.build());
+  Outcome outcome = guarded([&] {
+    body(run);
+    run.finish_ranks();
+  });
+  run.fail_ranks(outcome);
+  // The rank 0 that started this one prints the error, if it lives.
+  if (place.socket >= 0 && !outcome.error.starts_with("rank 0 ended")) outcome.error.clear();
   return finish(console, writer, run.receipt(), outcome);
 }
 

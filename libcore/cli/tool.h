@@ -12,6 +12,8 @@
 
 namespace fnx {
 
+class Ranks;
+
 struct ToolInfo {
   std::string name;                   // "fnx-generate"
   std::string summary;                // one line
@@ -37,6 +39,12 @@ class ToolRun {
   // True after SIGINT or SIGTERM: stop at the next step; run_tool then exits 130 or 143 with the receipt written. A
   // second signal ends the process at once.
   virtual bool stopping() const = 0;
+  // Starts or joins the ranks of --tp; null for one. Once a run.
+  virtual Ranks* start_ranks(int world) = 0;
+  // As stopping(), with the same answer on every rank: for loops that all ranks run together.
+  virtual bool stop_together() = 0;
+  // True on rank 0, the only one that prints and writes files; on the others print() does nothing.
+  virtual bool writes() const = 0;
 };
 
 // Parses, writes the receipt as "incomplete", calls `body`, writes the final receipt, returns the exit code

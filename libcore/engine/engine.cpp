@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/error.h"
+#include "libcore/dist/communicator.h"
 
 namespace fnx {
 
@@ -15,9 +16,11 @@ Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& op
       stream_(backend.make_stream()),
       state_(weights_.config, backend, *stream_, options.state),
       staging_(backend),
-      graphs_(backend, options.graphs, options.inject_capture_failures) {
+      graphs_(backend, options.graphs, options.inject_capture_failures, options.ranks) {
   make_activations();
+  make_exchange();
   reserve();
+  if (options_.ranks != nullptr) options_.ranks->agree(true);  // the last step that may fail on one rank alone
 }
 
 void Engine::make_activations() {
@@ -83,9 +86,8 @@ void Engine::reserve() {
     launch_draws(config().vocab_size, false);
     const View hidden = a_.head_in.rows(0, R), stacks = a_.gather.rows(0, R);
     mix(weights_.mixer, stacks, hidden);
-    if (has_draft_head()) mix(weights_.mtp->mixer, stacks, hidden);
-    backend_.linear(*stream_, *weights_.lm_head, hidden,
-                    View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
+    if (weights_.mtp) mix(weights_.mtp->mixer, stacks, hidden);
+    head(hidden, View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
   workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
@@ -118,18 +120,18 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                batch_.most_positions,
                valid,
                greedy};
-  const bool recordable = key.rows == key.lanes && !routing_;
+  const bool recordable = key.rows == key.lanes && !routing_ && !slots_;
   if (!graphs_.replay(key, recordable, *stream_)) {
     work();  // this call's result; the recording serves the rounds to come
     if (recordable) graphs_.record(key, *stream_, work);
   }
   if (draws.empty()) return {};
-  stream_->synchronize();
+  wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
   return {ids, ids + key.draws};
 }
 
-View Engine::logits_of(const View& stacks, const HyperConnection& mixer, std::span<const int32_t> rows) {
+View Engine::logits_of(const View& stacks, const HyperConnection* mixer, std::span<const int32_t> rows) {
   const auto count = static_cast<int64_t>(rows.size());
   if (count > options_.max_rows)
     throw Error(ErrorKind::Internal, fmt::format("logits of {} rows, at most {} at once", count, options_.max_rows));
@@ -145,16 +147,19 @@ View Engine::logits_of(const View& stacks, const HyperConnection& mixer, std::sp
   }
   const View hidden = a_.head_in.rows(0, count), gathered = a_.gather.rows(0, count);
   const View out = asked_logits_.view(DType::F32, {count, config().vocab_size});
-  backend_.gather(*stream_, ids.device, stacks, gathered);
-  mix(mixer, gathered, hidden);
-  backend_.linear(*stream_, *weights_.lm_head, hidden, out);
+  if (mixer != nullptr) {
+    backend_.gather(*stream_, ids.device, stacks, gathered);
+    mix(*mixer, gathered, hidden);
+  }
+  if (&stacks == &a_.draft_stack && options_.ranks != nullptr) options_.ranks->broadcast(*stream_, hidden, 0);
+  head(hidden, out);
   return out;
 }
 
-View Engine::logits(std::span<const int32_t> rows) { return logits_of(a_.stack, weights_.mixer, rows); }
+View Engine::logits(std::span<const int32_t> rows) { return logits_of(a_.stack, &weights_.mixer, rows); }
 
 View Engine::draft_logits(std::span<const int32_t> rows) {
-  return logits_of(a_.draft_stack, weights_.mtp->mixer, rows);
+  return logits_of(a_.draft_stack, weights_.mtp ? &weights_.mtp->mixer : nullptr, rows);
 }
 
 View Engine::mixed() {
@@ -168,7 +173,7 @@ std::vector<float> Engine::to_host(const View& v) {
   View host = v;
   host.data = reinterpret_cast<std::byte*>(out.data()), host.space = Space::Host;
   backend_.copy(*stream_, host, v);
-  stream_->synchronize();
+  wait();
   return out;
 }
 

@@ -14,6 +14,8 @@
 
 namespace fnx {
 
+class Communicator;  // libcore/dist
+
 // Tokens to append to one open sequence.
 struct LaneInput {
   int32_t slot = 0;
@@ -26,11 +28,17 @@ struct Draw {
   SampleParams params;
 };
 
+// Faults in what ranks exchange, for tests of the comparison that must find them: ranks that add their sums, and slots
+// out of order.
+enum class Plant : uint8_t { None, Add, Order };
+
 struct EngineOptions {
   StateOptions state;
   int64_t max_rows = 256;               // most rows of one forward
   bool graphs = false;                  // record rounds of one row a lane and replay them
-  int64_t inject_capture_failures = 0;  // the first recordings fail
+  int64_t inject_capture_failures = 0;  // the first recordings fail; on the last rank alone
+  Communicator* ranks = nullptr;        // of weights that are a shard; outlives the engine
+  Plant plant = Plant::None;
 };
 
 class Engine {
@@ -41,14 +49,24 @@ class Engine {
   // Called with the router's choice [rows, k] of a layer, slots in order; layer layers() is the draft head.
   using Routing = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
 
+  // What the experts of a layer gave, whoever holds them.
+  struct SlotOutputs {
+    int64_t layer = 0, columns = 0;
+    std::span<const int32_t> ids;   // [rows, columns]
+    std::span<const float> values;  // [rows, columns, H]
+  };
+  using SlotProbe = std::function<void(const SlotOutputs&)>;
+
   // `weights` and `backend` outlive the engine; engines may share them, one running at a time.
+  // Ranks do the same calls in the same order.
   Engine(const Weights& weights, Backend& backend, const EngineOptions& options);
 
   const ModelConfig& config() const { return weights_.config; }
   const EngineOptions& options() const { return options_; }
   StatePool& state() { return state_; }
   Stream& stream() { return *stream_; }  // of all its operations
-  bool has_draft_head() const { return weights_.mtp.has_value() && options_.state.draft_head; }
+  // Of the ranks' model; rank 0 runs it.
+  bool has_draft_head() const { return weights_.has_draft_head && options_.state.draft_head; }
 
   // Appends the lanes' tokens, in lane order: row i of the forward is the i-th token overall. At most one lane a slot.
   // With a draft head, also absorbs the draft rows whose next token is now known. Does not wait for the device.
@@ -56,6 +74,7 @@ class Engine {
   int64_t rows() const { return batch_.rows; }
   // Every layer of every later forward waits for the device and reports, and no round is recorded; null ends that.
   void on_routing(Routing routing) { routing_ = std::move(routing); }
+  void on_slots(SlotProbe probe) { slots_ = std::move(probe); }
 
   // forward(), then the draws, at most one a slot: ids in [0, valid) in the order of `draws`. Waits for the device
   // once, and not at all without draws.
@@ -93,6 +112,7 @@ class Engine {
     View ngram, ple_key, ple_value;
     View gather, head_in, draw_logits, sampled;
     View draft_stack, draft_hidden, draft_embed;
+    View parts, head_parts;  // of all ranks: slots; head columns, and behind them this rank's own
   };
   // What a forward is given: trunk, draws, draft head.
   struct Inputs {
@@ -119,10 +139,20 @@ class Engine {
   void launch_draws(int64_t valid, bool greedy);
   void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
   void report_routing(const Layer& layer, const View& ids);
+  void report_slots(const Layer& layer, const View& ids, const View& slots);
+  int64_t layer_number(const Layer& layer) const;
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
   void absorb_drafts();
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
-  View logits_of(const View& stacks, const HyperConnection& mixer, std::span<const int32_t> rows);
+  // With the other ranks (exchange.cpp).
+  void make_exchange();
+  void all_gather(const View& own, const View& all);
+  void expert_slots(const MoeLayer& m, const View& u, const View& ids, const View& slots);
+  void add_planted_parts(const View& y);
+  void head(const View& hidden, const View& out);
+  void head_shard(const View& hidden, const View& out);
+  void wait();
+  View logits_of(const View& stacks, const HyperConnection* mixer, std::span<const int32_t> rows);
 
   const Weights& weights_;
   Backend& backend_;
@@ -130,6 +160,7 @@ class Engine {
   std::unique_ptr<Stream> stream_;
   StatePool state_;
   Routing routing_;
+  SlotProbe slots_;
   Staging staging_;
   GraphCache graphs_;
   std::vector<Buffer> buffers_;

@@ -17,7 +17,7 @@ void Engine::launch_forward(const Probe& probe) {
     run_layer(layer, layer.gdn ? &state_.gdn(l) : nullptr, layer.qsa ? &state_.kv(l) : nullptr, batch_, stack);
   }
   if (probe) probe(c.layers(), stack);
-  if (has_draft_head()) absorb_drafts();
+  if (has_draft_head() && weights_.mtp) absorb_drafts();
 }
 
 void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
@@ -60,7 +60,8 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
   if (routing_) report_routing(layer, ids);
-  ops.experts(s, *m.experts, u, ids, slots);
+  expert_slots(m, u, ids, slots);
+  if (slots_) report_slots(layer, ids, slots);
   View shared;
   if (!m.shared_in_bank()) {
     shared = rows(a_.shared);
@@ -70,6 +71,7 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
     ops.linear(s, *m.shared_down, rows(a_.shared_gate), shared);
   }
   ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
+  if (m.per_rank > 0 && options_.plant == Plant::Add) add_planted_parts(y);
   ops.hc_inject(s, inj, y, stack);
 }
 
@@ -85,8 +87,12 @@ void Engine::report_routing(const Layer& layer, const View& ids) {
   for (size_t i = 0; i < host.size(); ++i)
     if (i % columns < routed) host[kept++] = host[i];
   host.resize(kept);
+  routing_(layer_number(layer), host);
+}
+
+int64_t Engine::layer_number(const Layer& layer) const {
   const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
-  routing_(draft ? config().layers() : &layer - weights_.layers.data(), host);
+  return draft ? config().layers() : &layer - weights_.layers.data();
 }
 
 void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {
@@ -128,7 +134,7 @@ void Engine::launch_draws(int64_t valid, bool greedy) {
   const View stacks = a_.gather.rows(0, D), hidden = a_.head_in.rows(0, D), logits = a_.draw_logits.rows(0, D);
   backend_.gather(*stream_, in_.draw_rows.device, a_.stack, stacks);
   mix(weights_.mixer, stacks, hidden);
-  backend_.linear(*stream_, *weights_.lm_head, hidden, logits);
+  head(hidden, logits);
   backend_.sample(*stream_, valid, greedy, in_.params.device, logits, a_.sampled.rows(0, D));
   backend_.copy(*stream_, drawn_.view(DType::I32, {D}), a_.sampled.rows(0, D));
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/error.h"
+#include "libcore/dist/communicator.h"
 
 namespace fnx {
 
@@ -10,6 +11,11 @@ namespace {
 constexpr size_t kMostGraphs = 64;
 constexpr int64_t kLongestPause = 128;
 }  // namespace
+
+GraphCache::GraphCache(Backend& backend, bool enabled, int64_t inject_failures, Communicator* ranks)
+    : backend_(backend), ranks_(ranks), enabled_(enabled), inject_failures_(inject_failures) {
+  if (ranks_ != nullptr && ranks_->rank() + 1 < ranks_->world()) inject_failures_ = 0;
+}
 
 bool GraphCache::replay(const RoundKey& key, bool recordable, Stream& stream) {
   const auto it = enabled_ && recordable ? entries_.find(key) : entries_.end();
@@ -31,6 +37,7 @@ void GraphCache::record(const RoundKey& key, Stream& stream, const std::function
     --entry.pause;
     return;
   }
+  bool failed = false;
   try {
     entry.graph = backend_.capture(stream, [&] {
       work();
@@ -39,6 +46,11 @@ void GraphCache::record(const RoundKey& key, Stream& stream, const std::function
       throw Error(ErrorKind::Device, "injected failure of a capture");
     });
   } catch (const Error&) {
+    failed = true;
+  }
+  if (ranks_ != nullptr && !ranks_->agree(!failed)) failed = true;
+  if (failed) {
+    entry.graph = nullptr;
     ++counters_.failed;
     entry.pause = entry.next_pause;
     entry.next_pause = std::min(2 * entry.next_pause, kLongestPause);

@@ -24,11 +24,13 @@ struct RoundKey {
   auto operator<=>(const RoundKey&) const = default;
 };
 
+class Communicator;
+
 class GraphCache {
  public:
-  // The first `inject_failures` captures fail, for tests of what follows.
-  GraphCache(Backend& backend, bool enabled, int64_t inject_failures)
-      : backend_(backend), enabled_(enabled), inject_failures_(inject_failures) {}
+  // The first `inject_failures` captures fail, for tests of what follows; with ranks, those of the last one, and a
+  // recording that fails on one rank is dropped by all.
+  GraphCache(Backend& backend, bool enabled, int64_t inject_failures, Communicator* ranks = nullptr);
 
   // Replays the key's graph; false when there is none, or none of any key (`recordable` false): then the caller runs
   // the round and calls record().
@@ -45,6 +47,7 @@ class GraphCache {
   void drop_oldest();
 
   Backend& backend_;
+  Communicator* ranks_;
   bool enabled_;
   int64_t inject_failures_, clock_ = 0;
   std::map<RoundKey, Entry> entries_;

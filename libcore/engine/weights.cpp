@@ -126,28 +126,53 @@ class Loader {
     return q;
   }
 
-  MoeLayer moe(const std::string& p) {
+  // An EXL3 head's outputs, cut into whole blocks of 128 for the ranks.
+  void head(const std::string& prefix) {
+    const int64_t in = c_.hidden_size, out = c_.vocab_size, blocks = out / exl3::kHadamard;
+    const Shard& shard = options_.shard;
+    LinearSource source = load_linear_source(source_, prefix, in, out);
+    if (shard.world > 1 && source.trellis != nullptr && blocks >= shard.world) {
+      const auto first = [&](int rank) { return rank * blocks / shard.world * exl3::kHadamard; };
+      for (int r = 0; r < shard.world; ++r) to_.head_columns.push_back(first(r + 1) - first(r));
+      source.first_out = first(shard.rank), source.full_out = out, source.out = to_.head_columns[shard.rank];
+      const auto cut = [&](std::vector<float>& v) {
+        if (!v.empty()) v = {v.begin() + source.first_out, v.begin() + source.first_out + source.out};
+      };
+      cut(source.svh), cut(source.bias);
+    }
+    if (options_.plant_shard_plan) {
+      if (source.full_out == 0 || in % (2 * exl3::kHadamard) != 0)
+        throw Error(ErrorKind::Unsupported, "the fault shard-plan needs a head that is split and inputs to halve");
+      LinearSource rest = source;
+      source.in = rest.in = in / 2;
+      source.suh.resize(in / 2), rest.suh = {rest.suh.begin() + in / 2, rest.suh.end()}, rest.bias.clear();
+      rest.trellis += in / 2 / exl3::kTile * (out / exl3::kTile) * exl3::tile_words(rest.half_bits);
+      to_.planted_half = backend_.load_linear(std::move(rest));
+    }
+    to_.lm_head = backend_.load_linear(std::move(source));
+  }
+
+  // With all experts where `spread` is false.
+  MoeLayer moe(const std::string& p, bool spread) {
     MoeLayer m;
-    const int64_t h = c_.hidden_size;
-    m.router = linear(p + ".gate", h, c_.experts);
+    const int64_t h = c_.hidden_size, E = c_.experts;
+    const Shard shard = spread ? options_.shard : Shard{};
+    m.router = linear(p + ".gate", h, E);
     m.shared_expert_gate = linear(p + ".shared_expert_gate", h, 1);
-    std::vector<ExpertSource> experts(c_.experts);
-    in_parallel(default_threads(), experts.size(), [&](size_t e) {
-      const std::string ep = fmt::format("{}.experts.{}", p, e);
-      experts[e].gate = load_linear_source(source_, ep + ".gate_proj", h, c_.expert_size);
-      experts[e].up = load_linear_source(source_, ep + ".up_proj", h, c_.expert_size);
-      experts[e].down = load_linear_source(source_, ep + ".down_proj", c_.expert_size, h);
+    if (shard.world > 1) m.per_rank = E / shard.world;
+    const int64_t first = shard.rank * E / shard.world, count = E / shard.world;
+    std::vector<ExpertSource> experts(E);
+    in_parallel(default_threads(), count, [&](size_t i) {
+      experts[first + i] = expert(fmt::format("{}.experts.{}", p, first + i), c_.expert_size);
     });
-    ExpertSource shared;
-    shared.gate = load_linear_source(source_, p + ".shared_expert.gate_proj", h, c_.shared_expert_size);
-    shared.up = load_linear_source(source_, p + ".shared_expert.up_proj", h, c_.shared_expert_size);
-    shared.down = load_linear_source(source_, p + ".shared_expert.down_proj", c_.shared_expert_size, h);
-    if (!experts.empty() && same_form(shared, experts[0])) {
-      experts.push_back(std::move(shared));
+    const std::string sp = p + ".shared_expert";
+    if (E > 0 && same_form(p + ".experts.0", sp)) {
+      const bool last = shard.rank == shard.world - 1;
+      experts.push_back(last ? expert(sp, c_.shared_expert_size) : ExpertSource{});
     } else {
-      m.shared_gate = backend_.load_linear(std::move(shared.gate));
-      m.shared_up = backend_.load_linear(std::move(shared.up));
-      m.shared_down = backend_.load_linear(std::move(shared.down));
+      m.shared_gate = linear(sp + ".gate_proj", h, c_.shared_expert_size);
+      m.shared_up = linear(sp + ".up_proj", h, c_.shared_expert_size);
+      m.shared_down = linear(sp + ".down_proj", c_.shared_expert_size, h);
     }
     m.experts = backend_.load_experts(std::move(experts));
     return m;
@@ -175,7 +200,7 @@ class Loader {
     return l;
   }
 
-  Layer layer(const std::string& p, LayerType type) {
+  Layer layer(const std::string& p, LayerType type, bool spread) {
     Layer l;
     l.attn_hc = hyper_connection(p + ".attn_hyper_connection", true);
     l.mlp_hc = hyper_connection(p + ".mlp_hyper_connection", true);
@@ -183,7 +208,7 @@ class Loader {
       l.gdn = gdn(p + ".linear_attn");
     else
       l.qsa = qsa(p + ".self_attn");
-    l.moe = moe(p + ".mlp");
+    l.moe = moe(p + ".mlp", spread);
     return l;
   }
 
@@ -194,7 +219,7 @@ class Loader {
     m.norm_embedding = norm("mtp.pre_fc_norm_embedding.weight", h);
     m.fc_hidden = linear("mtp.fc_hidden", h, h);
     m.fc_embedding = linear("mtp.fc_embedding", h, h);
-    m.layer = layer("mtp.layers.0", LayerType::SparseAttention);
+    m.layer = layer("mtp.layers.0", LayerType::SparseAttention, false);
     m.mixer = hyper_connection("mtp.hyper_connection_mixer", false);
     return m;
   }
@@ -212,13 +237,23 @@ class Loader {
   }
 
  private:
+  ExpertSource expert(const std::string& p, int64_t width) const {
+    const int64_t h = c_.hidden_size;
+    return {load_linear_source(source_, p + ".gate_proj", h, width),
+            load_linear_source(source_, p + ".up_proj", h, width),
+            load_linear_source(source_, p + ".down_proj", width, h)};
+  }
+
   // Whether one bank can hold both, whatever the widths.
-  static bool same_form(const ExpertSource& a, const ExpertSource& b) {
-    const auto same = [](const LinearSource& x, const LinearSource& y) {
-      return x.in == y.in && x.out == y.out && (x.plain != nullptr) == (y.plain != nullptr) &&
-             x.codebook == y.codebook && x.bias.empty() && y.bias.empty();
-    };
-    return same(a.gate, b.gate) && same(a.up, b.up) && same(a.down, b.down);
+  bool same_form(const std::string& a, const std::string& b) const {
+    for (const char* part : {".gate_proj", ".up_proj", ".down_proj"}) {
+      const auto x = describe_linear(source_, a + part), y = describe_linear(source_, b + part);
+      if (!x || !y) return false;
+      if (x->in != y->in || x->out != y->out || x->quantized != y->quantized || x->codebook != y->codebook || x->bias ||
+          y->bias)
+        return false;
+    }
+    return true;
   }
 
   static void check_hash(const std::string& prefix, const char* what, const std::vector<int64_t>& stored,
@@ -243,10 +278,16 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
                       const LoadOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   Weights w;
   w.config = config;
+  w.shard = options.shard;
+  if (w.shard.world > 1 && (config.experts == 0 || config.experts % w.shard.world != 0))
+    throw Error(ErrorKind::Unsupported, fmt::format("{} experts do not divide among {} ranks; choose another --tp",
+                                                    config.experts, w.shard.world));
   Loader load(source, backend, options, w);
   const std::string root = text_root(source);
   const bool draft = options.draft_head && config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden");
-  const int64_t total = config.layers() + (draft ? 2 : 1);
+  w.has_draft_head = draft;
+  const bool draft_here = draft && w.shard.rank == 0;
+  const int64_t total = config.layers() + (draft_here ? 2 : 1);
   const auto done = [&](int64_t n) {
     if (progress) progress(n, total);
   };
@@ -254,19 +295,19 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   if (!options.accept_raw_norms) refuse_raw_norms(source);
   w.embed = load.embed(root + ".embed_tokens.weight");
   if (describe_linear(source, "lm_head") || !config.tie_word_embeddings)
-    w.lm_head = load.linear("lm_head", config.hidden_size, config.vocab_size);
+    load.head("lm_head");
   else
-    w.lm_head = load.linear(root + ".embed_tokens", config.hidden_size, config.vocab_size);
+    load.head(root + ".embed_tokens");
   w.mixer = load.hyper_connection(root + ".hyper_connection_mixer", false);
   done(1);
   for (int64_t l = 0; l < config.layers(); ++l) {
     const std::string prefix = fmt::format("{}.layers.{}", root, l);
-    w.layers.push_back(load.layer(prefix, config.layer_types[l]));
+    w.layers.push_back(load.layer(prefix, config.layer_types[l], true));
     for (size_t i = 0; i < config.ple_layers.size(); ++i)
       if (config.ple_layers[i] == l) w.layers.back().ple.emplace(load.ple(prefix + ".ple", static_cast<int64_t>(i)));
     done(l + 2);
   }
-  if (draft) {
+  if (draft_here) {
     w.mtp.emplace(load.mtp());
     done(total);
   }

@@ -31,10 +31,18 @@ struct QsaLayer {
   QsaWeights ops;
 };
 
+// The part of a model that one of `world` ranks holds, E experts in all: rank r the experts [r * E / world, (r + 1) *
+// E / world), the last rank the shared expert where banks can hold it, rank 0 the draft head; of an EXL3 head whole
+// blocks of 128 outputs; everything else in full.
+struct Shard {
+  int rank = 0, world = 1;
+};
+
 struct MoeLayer {
   LinearPtr router, shared_expert_gate;
   LinearPtr shared_gate, shared_up, shared_down;  // null when the bank holds the shared expert, after the routed ones
   std::unique_ptr<ExpertBank> experts;
+  int64_t per_rank = 0;  // experts of a rank; 0: all are here
   bool shared_in_bank() const { return shared_gate == nullptr; }
 };
 
@@ -64,15 +72,21 @@ struct MtpHead {
 struct LoadOptions {
   bool draft_head = true;         // load mtp.* when the checkpoint has it
   bool accept_raw_norms = false;  // skip the check of raw_norm_problems (libcore/format/pack_survey.h)
+  Shard shard;
+  bool plant_shard_plan = false;  // a fault for tests: the head's shard is summed in two halves
 };
 
 struct Weights {
   ModelConfig config;
   View embed;  // [V, H], as stored
   LinearPtr lm_head;
+  std::vector<int64_t> head_columns;  // outputs of each rank's lm_head; empty: it is whole here
+  LinearPtr planted_half;             // of the planted fault: the head over the second half of its inputs
   std::vector<Layer> layers;
   HyperConnection mixer;
   std::optional<MtpHead> mtp;
+  bool has_draft_head = false;  // on some rank
+  Shard shard;
   std::vector<Buffer> buffers;  // owns what the views above show
 
   // Throws Input naming the tensor for everything missing, misshapen or contradicting the config. `progress` is called

@@ -51,7 +51,16 @@ WorkloadRun run_workload(Engine& engine, const Workload& work, const std::functi
     std::vector<int32_t> drawn = engine.round(lanes, draws, vocab);
     run.tokens.insert(run.tokens.end(), drawn.begin(), drawn.end());
     if (work.hash_logits && !draws.empty()) run.logits_hashes.push_back(drawn_logits_hash(engine));
+    if (work.after_forward) work.after_forward(drawn);
     return drawn;
+  };
+
+  // The draw after a sequence's tokens so far and `more` of this forward.
+  const auto draw_of = [&](size_t sequence, int32_t row, size_t more) {
+    Draw draw{row, work.sampling};
+    draw.params.stream = sequence;
+    draw.params.position = engine.state().length(slots.open[sequence]) + static_cast<int64_t>(more);
+    return draw;
   };
 
   std::vector<int32_t> pending;
@@ -62,7 +71,7 @@ WorkloadRun run_workload(Engine& engine, const Workload& work, const std::functi
       const size_t n = std::min(static_cast<size_t>(work.chunk_rows), prompt.size() - at);
       const LaneInput lane{slots.open.back(), std::span(prompt).subspan(at, n)};
       at += n;
-      const Draw draw{static_cast<int32_t>(n) - 1, {}};
+      const Draw draw = draw_of(slots.open.size() - 1, static_cast<int32_t>(n) - 1, n);
       const std::vector<int32_t> drawn = step({&lane, 1}, {&draw, at == prompt.size() ? size_t{1} : 0});
       pending.insert(pending.end(), drawn.begin(), drawn.end());
     }
@@ -74,7 +83,7 @@ WorkloadRun run_workload(Engine& engine, const Workload& work, const std::functi
     std::vector<Draw> draws;
     for (size_t i = 0; i < pending.size(); ++i) {
       lanes.push_back({slots.open[i], std::span(pending).subspan(i, 1)});
-      draws.push_back({static_cast<int32_t>(i), {}});
+      draws.push_back(draw_of(i, static_cast<int32_t>(i), 1));
     }
     pending = step(lanes, draws);
     run.round_ns.push_back(now_ns() - round_began);

@@ -14,7 +14,10 @@ struct Workload {
   std::vector<std::vector<int32_t>> prompts;  // one a sequence
   int64_t chunk_rows = 256;                   // prompt rows of one forward
   int64_t rounds = 0;                         // of one token a sequence, after each prompt's first token
+  SampleParams sampling;                      // stream and position are set by the run; greedy unless told
   bool hash_logits = false;                   // costs a copy of every drawn row: no times are worth anything then
+  // Called with what a forward drew, after each.
+  std::function<void(std::span<const int32_t> drawn)> after_forward;
 
   // For EngineOptions::state: slots and tokens that it needs.
   StateOptions state() const;

@@ -105,6 +105,14 @@ class Recording : public RecordingBackend {
   void experts(Stream& s, const ExpertBank& bank, View x, View ids, View slots) override {
     run(s, "experts", [=, this, &bank](Stream& t) { inner_.experts(t, bank, x, ids, slots); });
   }
+  void take_slots(Stream& s, int64_t per_part, View ids, View parts, View slots) override {
+    run(s, "take_slots", [=, this](Stream& t) { inner_.take_slots(t, per_part, ids, parts, slots); });
+  }
+  void join_columns(Stream& s, std::span<const View> parts, View out) override {
+    run(s, "join_columns", [this, out, views = std::vector<View>(parts.begin(), parts.end())](Stream& t) {
+      inner_.join_columns(t, views, out);
+    });
+  }
   void swiglu(Stream& s, View gate, View up, View out) override {
     run(s, "swiglu", [=, this](Stream& t) { inner_.swiglu(t, gate, up, out); });
   }

@@ -164,6 +164,20 @@ class Compared : public ComparedBackend {
         s, "experts x " + std::to_string(x.shape[0]), [&] { device_.experts(s, *two.device, x, ids, slots); }, {slots},
         [&] { cpu_.experts(*cpu_stream_, *two.cpu, host(x), host(ids), host(slots)); });
   }
+  void take_slots(Stream& s, int64_t per_part, View ids, View parts, View slots) override {
+    run(
+        s, "take_slots", [&] { device_.take_slots(s, per_part, ids, parts, slots); }, {slots},
+        [&] { cpu_.take_slots(*cpu_stream_, per_part, host(ids), host(parts), host(slots)); });
+  }
+  void join_columns(Stream& s, std::span<const View> parts, View out) override {
+    run(
+        s, "join_columns", [&] { device_.join_columns(s, parts, out); }, {out},
+        [&] {
+          std::vector<View> there;
+          for (const View& v : parts) there.push_back(host(v));
+          cpu_.join_columns(*cpu_stream_, there, host(out));
+        });
+  }
   void swiglu(Stream& s, View gate, View up, View out) override {
     run(
         s, "swiglu", [&] { device_.swiglu(s, gate, up, out); }, {out},

@@ -255,7 +255,7 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   CHECK(generate({"--prompt", "a", "--max-token", "3"}).err.find("--max-tokens") != std::string::npos);
   CHECK(generate({"--prompt", "a", "--temperature", "-1"}).exit_code == 2);
   refused(generate({"--prompt", "a", "--backend", "cuda"}), 4, {"cuda"});
-  refused(generate({"--prompt", "a", "--tp", "2"}), 4, {"--tp 2"});
+  refused(generate({"--prompt", "a", "--tp", "3"}), 4, {"32 experts", "3 ranks", "--tp"});
   refused(generate({"--prompt", "a", "--graph", "on"}), 4, {"--graph"});
   refused(generate({"--prompt", "a", "--draft", "3"}), 4, {"--draft 3"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});

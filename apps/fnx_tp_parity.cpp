@@ -1,0 +1,300 @@
+// fnx-tp-parity: ranks that share the experts against one rank that has them all: equal bits first, then time.
+#include <fmt/format.h>
+
+#include <map>
+#include <optional>
+
+#include "kernels/error.h"
+#include "libcore/cli/model_options.h"
+#include "libcore/cli/prompts.h"
+#include "libcore/cli/ranks.h"
+#include "libcore/engine/parity.h"
+#include "libcore/measure/clock.h"
+#include "libcore/measure/statistics.h"
+
+using namespace fnx;
+
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::string sequences = "1,4", modes = "greedy,seeded", plant = "none";
+  int64_t context = 96, chunk_rows = 64, rounds = 16;
+  bool slots = false;
+  int pairs = 0;
+
+  void add(CLI::App& app) {
+    model.ranks = true;
+    model.tp = 2;
+    model.add(app);
+    app.add_option("--sequences", sequences, "Sequences that run together, one cell each")
+        ->type_name("LIST")
+        ->capture_default_str();
+    app.add_option("--modes", modes, "How tokens are drawn")
+        ->check(CLI::IsMember({"greedy", "seeded", "greedy,seeded"}))
+        ->capture_default_str();
+    const auto count = [&](const char* name, int64_t& value, const char* what) {
+      app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
+    };
+    count("--context", context, "Tokens of a sequence before its first decode round");
+    count("--chunk-rows", chunk_rows, "Prompt rows of one forward");
+    count("--rounds", rounds, "Decode rounds of a run");
+    app.add_flag("--slots", slots, "Also compare every layer's expert outputs, in the runs without graphs");
+    app.add_option("--plant", plant, "Plant a fault in what the ranks exchange; the comparison must find it")
+        ->check(CLI::IsMember({"none", "add", "order", "shard-plan"}))
+        ->capture_default_str();
+    app.add_option("--pairs", pairs, "Pairs of timed runs, one rank and all, in the order A B B A; 0: no times")
+        ->check(CLI::Range(0, 10000))
+        ->capture_default_str();
+  }
+};
+
+struct Cell {
+  bool seeded = false;
+  int64_t sequences = 1;
+  std::string name() const { return fmt::format("{}/c{}", seeded ? "seeded" : "greedy", sequences); }
+};
+
+// One side: one rank alone, or all of them.
+struct Arm {
+  std::string name;
+  std::optional<Weights> weights;
+  Communicator* ranks = nullptr;
+  Plant plant = Plant::None;
+};
+
+class TpParity {
+ public:
+  TpParity(const Options& options, ToolRun& run)
+      : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
+    if (model_.ranks == nullptr) throw Error(ErrorKind::Usage, "--tp 1 leaves nothing to compare; give --tp 2 or more");
+    if (o_.context + o_.rounds > model_.config.max_position_embeddings)
+      throw Error(ErrorKind::Usage, fmt::format("{} tokens a sequence, the model's context holds {}; lower --context "
+                                                "or --rounds",
+                                                o_.context + o_.rounds, model_.config.max_position_embeddings));
+    for (const bool seeded : {false, true})
+      for (const int64_t n : parse_list(o_.sequences)) {
+        if (n < 1) throw Error(ErrorKind::Usage, fmt::format("--sequences {}: give 1 or more", o_.sequences));
+        if (o_.modes.find(seeded ? "seeded" : "greedy") != std::string::npos) cells_.push_back({seeded, n});
+      }
+    one_.name = "tp1";
+    all_.name = fmt::format("tp{}", o_.model.tp);
+    all_.ranks = model_.communicator();
+    all_.plant = o_.plant == "add" ? Plant::Add : o_.plant == "order" ? Plant::Order : Plant::None;
+  }
+
+  void compare() {
+    EngineOptions largest = engine_options(cells_.back(), all_, false);
+    if (model_.plan(o_.model, largest, run_)) return;
+    run_.receipt().result["cells"] = Json::array();
+    load(one_);
+    for (const Cell& cell : cells_) records_[cell.name()] = record(cell, one_);
+    if (o_.pairs == 0) one_.weights.reset();
+    load(all_);
+    for (const Cell& cell : cells_) {
+      if (run_.stop_together()) return;
+      judge(cell, record(cell, all_));
+    }
+    measure_exchange();
+    for (const Cell& cell : cells_)
+      if (o_.pairs > 0 && !cell.seeded && different_ == 0 && !measure(cell)) return;
+  }
+
+ private:
+  struct Recorded {
+    std::string name;
+    ParityRecord record;
+  };
+
+  void load(Arm& arm) {
+    LoadOptions load;
+    load.draft_head = false;
+    load.accept_raw_norms = o_.model.accept_raw_norms;
+    if (arm.ranks != nullptr) {
+      load.shard = model_.shard();
+      load.plant_shard_plan = o_.plant == "shard-plan";
+    }
+    arm.weights.emplace(model_.load(load, run_));
+  }
+
+  Workload workload(const Cell& cell) const {
+    Workload work;
+    for (int64_t i = 0; i < cell.sequences; ++i)
+      work.prompts.push_back(made_up_prompt(o_.context, model_.config.vocab_size, static_cast<uint64_t>(i)));
+    work.chunk_rows = o_.chunk_rows;
+    work.rounds = o_.rounds;
+    if (cell.seeded) work.sampling.temperature = 1, work.sampling.seed = 1;
+    return work;
+  }
+
+  EngineOptions engine_options(const Cell& cell, const Arm& arm, bool graphs) const {
+    const Workload work = workload(cell);
+    EngineOptions eo;
+    eo.state = work.state();
+    eo.state.kv_dtype = model_.backend->kv_dtype();
+    eo.max_rows = work.max_rows();
+    eo.graphs = graphs, eo.inject_capture_failures = o_.model.inject_capture_failure;
+    eo.ranks = arm.ranks, eo.plant = arm.plant;
+    return eo;
+  }
+
+  // Twice without graphs, twice with them where they were asked for.
+  std::vector<Recorded> record(const Cell& cell, const Arm& arm) {
+    std::vector<Recorded> out;
+    const bool with_graphs = o_.model.graph == "on";
+    for (const bool graphs : {false, true}) {
+      if (graphs && !with_graphs) continue;
+      Engine engine(*arm.weights, *model_.backend, engine_options(cell, arm, graphs));
+      for (const char* turn : {"first", "second"}) {
+        const std::string name = fmt::format("{}{} {}", arm.name, graphs ? " graph" : "", turn);
+        out.push_back(
+            {name, record_run(engine, workload(cell), o_.slots && !graphs, [&] { return run_.stop_together(); })});
+        run_.progress("runs", ++runs_, cells_.size() * (with_graphs ? 8 : 4));
+      }
+      if (graphs) report_graphs(cell, arm, engine);
+    }
+    return out;
+  }
+
+  void report_graphs(const Cell& cell, const Arm& arm, const Engine& engine) {
+    const GraphCounters& g = engine.graph_counters();
+    run_.receipt().evidence[cell.name()][arm.name] = {
+        {"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
+    run_.receipt().add_gate(fmt::format("{}/{}_replays", cell.name(), arm.name), static_cast<double>(g.replays),
+                            ">=", 1, "replays");
+  }
+
+  // Each side against itself, then the sides.
+  void judge(const Cell& cell, const std::vector<Recorded>& all) {
+    const std::vector<Recorded>& one = records_[cell.name()];
+    Json result{{"cell", cell.name()}, {"runs", Json::array()}, {"comparisons", Json::array()}};
+    for (const auto* side : {&one, &all})
+      for (const Recorded& r : *side) {
+        Json j{{"name", r.name},
+               {"forwards", r.record.forwards.size()},
+               {"token_hash", token_hash(r.record.tokens())},
+               {"logits_hash", r.record.logits_hash()}};
+        if (!r.record.slots_hash().empty()) j["slots_hash"] = r.record.slots_hash();
+        result["runs"].push_back(j);
+      }
+    for (size_t i = 1; i < one.size(); ++i) hold(cell, one[0], one[i], result);
+    for (size_t i = 1; i < all.size(); ++i) hold(cell, all[0], all[i], result);
+    for (const Recorded& r : all) hold(cell, one[0], r, result);
+    run_.receipt().result["cells"].push_back(result);
+  }
+
+  void hold(const Cell& cell, const Recorded& a, const Recorded& b, Json& result) {
+    Json j{{"a", a.name}, {"b", b.name}};
+    const std::string names = fmt::format("{:<12}{} = {}", cell.name(), a.name, b.name);
+    if (a.record.stopped || b.record.stopped) {
+      j["outcome"] = "unverified";
+    } else if (const auto d = first_difference(a.record, b.record)) {
+      ++different_;
+      j["outcome"] = "different";
+      j["first_difference"] = {{"what", d->what}, {"forward", d->forward}, {"layer", d->layer},     {"row", d->row},
+                               {"slot", d->slot}, {"expert", d->expert},   {"element", d->element}, {"a", d->a},
+                               {"b", d->b}};
+      run_.print(fmt::format("{:<60}different: {}\n", names, d->text()));
+    } else {
+      j["outcome"] = "equal";
+      run_.print(fmt::format("{:<60}equal\n", names));
+    }
+    run_.receipt().add_gate(fmt::format("{}/{} = {}", cell.name(), a.name, b.name), j["outcome"] == "different",
+                            "==", 0, "differences");
+    result["comparisons"].push_back(j);
+  }
+
+  // What the ranks say to each other for one token of one sequence, without the work between.
+  void measure_exchange() {
+    const ModelConfig& c = model_.config;
+    Communicator& ranks = *all_.ranks;
+    const auto stream = model_.backend->make_stream();
+    const auto gather_ns = [&](int64_t floats) {
+      const Buffer memory = model_.backend->allocate((ranks.world() + 1) * floats * sizeof(float), Space::Device);
+      const View all = memory.view(DType::F32, {ranks.world() + 1, floats});
+      constexpr int kCalls = 64;
+      double ns = 0;
+      for (int turn = 0; turn < 2; ++turn) {  // the first sets connections up
+        stream->synchronize();
+        ranks.agree(true);
+        const double began = now_ns();
+        for (int i = 0; i < kCalls; ++i)
+          ranks.all_gather(*stream, all.rows(ranks.world(), 1), all.rows(0, ranks.world()));
+        stream->synchronize();
+        ns = (now_ns() - began) / kCalls;
+      }
+      return ns;
+    };
+    const double slots = gather_ns((c.experts_per_token + 1) * c.hidden_size);
+    const double head = gather_ns((c.vocab_size + ranks.world() - 1) / ranks.world());
+    const double token = slots * static_cast<double>(c.layers()) + head;
+    Receipt& receipt = run_.receipt();
+    receipt.add_series("exchange_layer_ns", "ns", "warm", {slots});
+    receipt.add_series("exchange_head_ns", "ns", "warm", {head});
+    receipt.add_series("exchange_token_ns", "ns", "warm", {token});
+    run_.print(fmt::format("exchange: {:.1f} us a layer, {:.1f} us the head, {:.3f} ms a token\n", slots / 1e3,
+                           head / 1e3, token / 1e6));
+  }
+
+  // False when a signal ended it.
+  bool measure(const Cell& cell) {
+    const Workload work = workload(cell);
+    const Arm* arms[2] = {&one_, &all_};
+    std::unique_ptr<Engine> engines[2];
+    std::vector<double> prompt_ns[2], round_ns[2];
+    const auto sample = [&](int a, bool keep) {
+      all_.ranks->agree(true);  // both start together
+      const WorkloadRun run = run_workload(*engines[a], work, [&] { return run_.stop_together(); });
+      if (keep) prompt_ns[a].push_back(run.prompts_ns), round_ns[a].push_back(median(run.round_ns));
+      return !run.stopped;
+    };
+    for (int a = 0; a < 2; ++a) {
+      engines[a] = std::make_unique<Engine>(*arms[a]->weights, *model_.backend,
+                                            engine_options(cell, *arms[a], o_.model.graph == "on"));
+      if (!sample(a, false)) return false;
+    }
+    for (int pair = 0; pair < o_.pairs; ++pair)
+      for (int turn = 0; turn < 2; ++turn)
+        if (!sample((pair + turn) % 2, true)) return false;
+    report_times(cell, "round", round_ns);
+    report_times(cell, "prompts", prompt_ns);
+    return true;
+  }
+
+  void report_times(const Cell& cell, const char* what, const std::vector<double> (&ns)[2]) {
+    Receipt& receipt = run_.receipt();
+    const std::string name = fmt::format("{}/{}", cell.name(), what);
+    receipt.add_series(name + "/" + one_.name + "_ns", "ns", "warm", ns[0]);
+    receipt.add_series(name + "/" + all_.name + "_ns", "ns", "warm", ns[1]);
+    const PairedRatio ratio = paired_ratio(ns[0], ns[1]);
+    receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
+    // Every rank ran alone at the same time: independent processes give `world` times one's throughput.
+    run_.print(
+        fmt::format("{:<24}{} {:.3f} ms, {} {:.3f} ms: {:.3f} times one rank ({:.3f} .. {:.3f}), {:.3f} of {} "
+                    "independent ones\n",
+                    name, one_.name, median(ns[0]) / 1e6, all_.name, median(ns[1]) / 1e6, ratio.median,
+                    ratio.interval.low, ratio.interval.high, ratio.median / o_.model.tp, o_.model.tp));
+  }
+
+  const Options& o_;
+  ToolRun& run_;
+  OpenedModel model_;
+  Arm one_, all_;
+  std::vector<Cell> cells_;
+  std::map<std::string, std::vector<Recorded>> records_;
+  int64_t different_ = 0;
+  uint64_t runs_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  const ToolInfo info{"fnx-tp-parity",
+                      "Compares ranks that share the experts with one rank, bit for bit, and times both.",
+                      {"fnx-tp-parity --model fixtures/flashnext-tiny --tp 2 --slots",
+                       "fnx-tp-parity --model synth:flash-next-3.05bpw,layers=8 --graph on --pairs 8"}};
+  return run_tool(
+      argc, argv, info, [&](CLI::App& app) { options.add(app); },
+      [&](ToolRun& run) { TpParity(options, run).compare(); });
+}
