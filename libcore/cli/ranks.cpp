@@ -39,8 +39,8 @@ Ranks::Ranks(const RankPlace& place, const std::string& input, const Json& setti
   try {
     compare(settings, build);
   } catch (const Error& e) {
-    fail(e.kind(), e.what());
-    throw;
+    const std::string others = fail(e.kind(), e.what());
+    throw Error(e.kind(), others.empty() ? e.what() : fmt::format("{} ({})", e.what(), others));
   }
   channel_->watch([this] { lost(); });
 }

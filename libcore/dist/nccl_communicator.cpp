@@ -1,12 +1,14 @@
 #include "libcore/dist/communicator.h"
 
 #ifdef FNX_HAS_NCCL
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "kernels/cuda/stream.h"
@@ -21,7 +23,6 @@ struct Nccl {
   decltype(&ncclGetErrorString) error_string = nullptr;
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&ncclCommInitRankConfig) init_rank = nullptr;
-  decltype(&ncclCommGetAsyncError) async_error = nullptr;
   decltype(&ncclCommFinalize) finalize = nullptr;
   decltype(&ncclCommDestroy) destroy = nullptr;
   decltype(&ncclCommAbort) abort = nullptr;
@@ -41,8 +42,7 @@ struct Nccl {
     };
     take("ncclGetVersion", get_version), take("ncclGetErrorString", error_string);
     take("ncclGetUniqueId", get_unique_id), take("ncclCommInitRankConfig", init_rank);
-    take("ncclCommGetAsyncError", async_error), take("ncclCommFinalize", finalize);
-    take("ncclCommDestroy", destroy), take("ncclCommAbort", abort);
+    take("ncclCommFinalize", finalize), take("ncclCommDestroy", destroy), take("ncclCommAbort", abort);
     take("ncclAllGather", all_gather), take("ncclBroadcast", broadcast);
   }
   static const Nccl& get() {
@@ -56,8 +56,7 @@ struct Nccl {
 constexpr auto kSetupLimit = std::chrono::seconds(120);
 
 void check_nccl(ncclResult_t code, const char* what) {
-  if (code != ncclSuccess && code != ncclInProgress)
-    throw Error(ErrorKind::Device, std::string(what) + ": " + Nccl::get().error_string(code));
+  if (code != ncclSuccess) throw Error(ErrorKind::Device, std::string(what) + ": " + Nccl::get().error_string(code));
 }
 
 class NcclCommunicator final : public Communicator {
@@ -71,25 +70,15 @@ class NcclCommunicator final : public Communicator {
     }
     const std::string first = channel.exchange(mine)[0];
     std::memcpy(id.internal, first.data(), sizeof id.internal);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;  // so that a rank that ends meanwhile does not hold this one
-    check_nccl(nccl_.init_rank(&handle_, world(), id, rank(), &config), "ncclCommInitRank");
-    try {
-      settle("ncclCommInitRank");
-    } catch (...) {
-      abort();
-      throw;
-    }
+    start(id);
   }
   ~NcclCommunicator() override {
-    if (aborted_ || channel().failure()) return abort();
-    nccl_.finalize(handle_);
-    try {
-      settle("ncclCommFinalize");
-      nccl_.destroy(handle_);
-    } catch (const Error&) {
+    if (aborted_ || channel().failure()) {
       abort();
+      return;
     }
+    nccl_.finalize(handle_);
+    nccl_.destroy(handle_);
   }
 
   void all_gather(Stream& stream, View own, View all) override {
@@ -117,21 +106,30 @@ class NcclCommunicator final : public Communicator {
     check();
     if (aborted_) throw Error(ErrorKind::Device, std::string(what) + " after the ranks' work was ended");
     check_nccl(f(), what);
-    settle(what);
   }
-  // Waits until NCCL has taken the call.
-  void settle(const char* what) {
+  // On a thread of its own, which is left behind when a rank ends meanwhile or never comes.
+  void start(const ncclUniqueId& id) {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) throw Error(ErrorKind::Device, "ranks need a current device");
+    struct Setup {
+      std::promise<ncclResult_t> done;
+      ncclComm_t handle = nullptr;
+    };
+    const auto setup = std::make_shared<Setup>();
+    std::future<ncclResult_t> done = setup->done.get_future();
+    std::thread([setup, id, device, world = world(), rank = rank(), init = nccl_.init_rank] {
+      cudaSetDevice(device);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      setup->done.set_value(init(&setup->handle, world, id, rank, &config));
+    }).detach();
     const auto until = std::chrono::steady_clock::now() + kSetupLimit;
-    for (;;) {
-      ncclResult_t state = ncclSuccess;
-      check_nccl(nccl_.async_error(handle_, &state), what);
-      if (state == ncclSuccess) return;
-      check_nccl(state, what);
+    while (done.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
       check();
       if (std::chrono::steady_clock::now() > until)
-        throw Error(ErrorKind::Device, std::string(what) + ": the ranks did not meet within two minutes");
-      std::this_thread::yield();
+        throw Error(ErrorKind::Device, "ncclCommInitRank: the ranks did not meet within two minutes");
     }
+    check_nccl(done.get(), "ncclCommInitRank");
+    handle_ = setup->handle;
   }
 
   const Nccl& nccl_ = Nccl::get();

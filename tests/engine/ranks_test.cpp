@@ -26,7 +26,7 @@ std::vector<std::vector<int32_t>> generate(Engine& engine, float temperature) {
   for (const Golden::Prompt& p : Golden::get().prompts()) {
     Request r;
     r.prompt = p.ids;
-    r.max_tokens = std::min<int64_t>(static_cast<int64_t>(p.greedy.size()), temperature > 0 ? 8 : 64);
+    r.max_tokens = std::min<int64_t>(static_cast<int64_t>(p.greedy.size()), temperature > 0 ? 8 : 24);
     r.sampling.temperature = temperature, r.sampling.seed = 7;
     requests.push_back(r);
   }
