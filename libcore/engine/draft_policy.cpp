@@ -7,7 +7,7 @@
 namespace fnx {
 
 namespace {
-constexpr double kDecay = 0.96;                        // of counts, a round
+constexpr double kDecay = 0.97;                        // of counts, a round
 constexpr double kPriorRounds = 2, kPriorKept = 0.7;   // before anything is known
 constexpr int64_t kProbe = 4;                          // rounds of a trial of drafts
 constexpr int64_t kFirstWait = 8, kLongestWait = 128;  // plain rounds between trials, and the reverse
@@ -91,13 +91,18 @@ void DraftPolicy::observe(const DraftRound& round) {
     w.since_plain = 0, w.plain_due = 2;
     w.next_plain = std::min(2 * w.next_plain, kLongestWait);
   }
-  if (w.probing > 0 && --w.probing > 0) return;
+  const bool probed = w.probing > 0;
+  if (probed && --w.probing > 0) return;
   double gain = 0;
   best(w, ids, &gain);
-  if (gain >= options_.guard) {
+  // Going on takes half the gain that starting takes, or chance would end what pays.
+  if (gain >= (probed ? options_.guard : (1 + options_.guard) / 2)) {
     w.next_wait = kFirstWait;
     return;
   }
+  // What ended them was partly chance: the next trial should weigh more.
+  for (const size_t id : ids)
+    for (size_t i = 0; i < kMostDrafts; ++i) streams_[id].reached[i] /= 2, streams_[id].kept[i] /= 2;
   w.wait = w.next_wait;
   w.next_wait = std::min(2 * w.next_wait, kLongestWait);
 }
