@@ -10,6 +10,7 @@ namespace {
 constexpr double kDecay = 0.97;                        // of counts, a round
 constexpr double kPriorRounds = 2, kPriorKept = 0.7;   // before anything is known
 constexpr int64_t kProbe = 4;                          // rounds of a trial of drafts
+constexpr double kLost = 0.9;                          // gain below which a trial is not gone through with
 constexpr int64_t kFirstWait = 8, kLongestWait = 128;  // plain rounds between trials, and the reverse
 }  // namespace
 
@@ -92,9 +93,11 @@ void DraftPolicy::observe(const DraftRound& round) {
     w.next_plain = std::min(2 * w.next_plain, kLongestWait);
   }
   const bool probed = w.probing > 0;
-  if (probed && --w.probing > 0) return;
   double gain = 0;
   best(w, ids, &gain);
+  // A trial ends early when it is lost.
+  if (probed && --w.probing > 0 && (gain >= kLost || times.seen < 2)) return;
+  w.probing = 0;
   // Going on takes half the gain that starting takes, or chance would end what pays.
   if (gain >= (probed ? options_.guard : (1 + options_.guard) / 2)) {
     w.next_wait = kFirstWait;
