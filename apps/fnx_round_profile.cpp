@@ -19,6 +19,7 @@ struct Options {
   ModelOptions model;
   int64_t rows = 1, lane_rows = 1, context = 64, chunk_rows = 512;
   int repeats = 7, rounds = 20;
+  bool in_round = false;
 };
 
 // Rounds of a token, or more, a sequence after a prompt; the ids are made up, only their number matters.
@@ -83,17 +84,22 @@ void profile(const Options& o, ToolRun& run) {
     }
     backend->start();
     rounds.run();
-    std::vector<OperationTime> times = backend->times(engine.stream(), o.repeats);
+    std::vector<OperationTime> times = backend->times(engine.stream(), o.repeats, o.in_round);
     std::sort(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     double sum = 0;
-    run.print(fmt::format("{:<26} {:>6} {:>10} {:>10}\n", "operation", "calls", "us each", "us"));
+    int64_t launches = 0;
+    run.print(fmt::format("{:<26} {:>6} {:>9} {:>10} {:>10}{}\n", "operation", "calls", "launches", "us each", "us",
+                          o.in_round ? "   in round" : ""));
     for (const OperationTime& t : times) {
-      sum += t.seconds;
-      run.print(fmt::format("{:<26} {:>6} {:>10.2f} {:>10.1f}\n", t.name, t.calls,
-                            t.seconds * 1e6 / static_cast<double>(t.calls), t.seconds * 1e6));
+      sum += t.seconds, launches += t.launches;
+      run.print(fmt::format("{:<26} {:>6} {:>9} {:>10.2f} {:>10.1f}{}\n", t.name, t.calls, t.launches,
+                            t.seconds * 1e6 / static_cast<double>(t.calls), t.seconds * 1e6,
+                            o.in_round ? fmt::format("{:>11.1f}", t.in_round * 1e6) : ""));
       run.receipt().add_series(t.name, "ns", "warm", {t.seconds * 1e9});
+      if (o.in_round) run.receipt().add_series(t.name + " in round", "ns", "warm", {t.in_round * 1e9});
     }
-    run.print(fmt::format("{:<26} {:>6} {:>10} {:>10.1f}\n", "together", "", "", sum * 1e6));
+    run.receipt().evidence["launches"] = launches;
+    run.print(fmt::format("{:<26} {:>6} {:>9} {:>10} {:>10.1f}\n", "together", "", launches, "", sum * 1e6));
   }
   run.receipt().add_series("eager_round_ns", "ns", "warm", {eager});
   run.receipt().add_series("graph_round_ns", "ns", "warm", {replayed});
@@ -123,6 +129,7 @@ int main(int argc, char** argv) {
             ->check(CLI::Range(1, 1 << 20))
             ->capture_default_str();
         app.add_option("--repeat", o.repeats, "Samples a group")->check(CLI::Range(1, 1000))->capture_default_str();
+        app.add_flag("--in-round", o.in_round, "Also time the round without each group: what a group adds to it");
         app.add_option("--rounds", o.rounds, "Whole rounds timed")->check(CLI::Range(1, 1000))->capture_default_str();
       },
       [&](ToolRun& run) { profile(o, run); });

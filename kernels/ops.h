@@ -173,7 +173,8 @@ class Graph {
  public:
   virtual ~Graph() = default;
   virtual void launch(Stream&) = 0;
-  virtual uint64_t bytes() const = 0;  // of device memory, as measured
+  virtual uint64_t bytes() const = 0;    // of device memory, as measured
+  virtual int64_t launches() const = 0;  // kernels, copies and fills
 };
 
 class Backend {

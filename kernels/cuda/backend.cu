@@ -31,8 +31,10 @@ struct CudaGraph : Graph {
     check_cuda(cudaGraphLaunch(handle, static_cast<BackendStream&>(stream).handle()), "graph launch");
   }
   uint64_t bytes() const override { return measured; }
+  int64_t launches() const override { return static_cast<int64_t>(nodes); }
   cudaGraphExec_t handle = nullptr;
   uint64_t measured = 0;
+  size_t nodes = 0;
 };
 
 uint64_t free_bytes() {
@@ -143,6 +145,7 @@ std::unique_ptr<Graph> CudaBackend::capture(Stream& stream, const std::function<
     check_cuda(e, "end of a capture");
   }
   auto graph = std::make_unique<CudaGraph>();
+  check_cuda(cudaGraphGetNodes(recorded.handle, nullptr, &graph->nodes), "cudaGraphGetNodes");
   const uint64_t before = free_bytes();
   check_cuda(cudaGraphInstantiate(&graph->handle, recorded.handle, 0), "cudaGraphInstantiate");
   check_cuda(cudaGraphUpload(graph->handle, s.handle()), "cudaGraphUpload");

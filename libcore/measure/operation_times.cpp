@@ -14,26 +14,18 @@ class Recording : public RecordingBackend {
   explicit Recording(Backend& inner) : inner_(inner) {}
 
   void start() override {
-    groups_.clear();
+    names_.clear(), calls_.clear();
     recording_ = true;
   }
-  std::vector<OperationTime> times(Stream& stream, int repeats) override {
+  std::vector<OperationTime> times(Stream& stream, int repeats, bool in_round) override {
     recording_ = false;
+    const double whole = in_round ? time(stream, repeats, [](size_t) { return true; }).seconds : 0;
     std::vector<OperationTime> out;
-    for (const Group& g : groups_) {
-      const auto all = [&] {
-        for (const auto& call : g.calls) call(stream);
-      };
-      const std::unique_ptr<Graph> graph = inner_.capture(stream, all);
-      std::vector<double> samples;
-      for (int i = 0; i < repeats + 1; ++i) {
-        stream.synchronize();
-        const double began = now_ns();
-        for (int j = 0; j < kBurst; ++j) graph ? graph->launch(stream) : all();
-        stream.synchronize();
-        if (i > 0) samples.push_back((now_ns() - began) / 1e9 / kBurst);
-      }
-      out.push_back({g.name, static_cast<int64_t>(g.calls.size()), median(samples)});
+    for (size_t group = 0; group < names_.size(); ++group) {
+      const auto count = std::count_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.group == group; });
+      OperationTime& t = out.emplace_back(time(stream, repeats, [&](size_t g) { return g == group; }));
+      t.name = names_[group], t.calls = count;
+      if (in_round) t.in_round = whole - time(stream, repeats, [&](size_t g) { return g != group; }).seconds;
     }
     return out;
   }
@@ -124,21 +116,43 @@ class Recording : public RecordingBackend {
 
  private:
   static constexpr int kBurst = 4;  // rounds between two readings of the clock
-  struct Group {
-    std::string name;
-    std::vector<std::function<void(Stream&)>> calls;
+  struct Call {
+    size_t group = 0;  // index of its name
+    std::function<void(Stream&)> run;
   };
   void run(Stream& s, const std::string& name, std::function<void(Stream&)> call) {
     call(s);
     if (!recording_) return;
-    auto it = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.name == name; });
-    if (it == groups_.end()) it = groups_.insert(groups_.end(), Group{name, {}});
-    it->calls.push_back(std::move(call));
+    const auto it = std::find(names_.begin(), names_.end(), name);
+    const auto group = static_cast<size_t>(it - names_.begin());
+    if (it == names_.end()) names_.push_back(name);
+    calls_.push_back({group, std::move(call)});
+  }
+  // Of the calls of those groups, in the order of the round.
+  OperationTime time(Stream& stream, int repeats, const std::function<bool(size_t)>& takes) {
+    const auto all = [&] {
+      for (const Call& c : calls_)
+        if (takes(c.group)) c.run(stream);
+    };
+    const std::unique_ptr<Graph> graph = inner_.capture(stream, all);
+    std::vector<double> samples;
+    for (int i = 0; i < repeats + 1; ++i) {
+      stream.synchronize();
+      const double began = now_ns();
+      for (int j = 0; j < kBurst; ++j) graph ? graph->launch(stream) : all();
+      stream.synchronize();
+      if (i > 0) samples.push_back((now_ns() - began) / 1e9 / kBurst);
+    }
+    OperationTime t;
+    t.seconds = median(samples);
+    if (graph) t.launches = graph->launches();
+    return t;
   }
 
   Backend& inner_;
   bool recording_ = false;
-  std::vector<Group> groups_;
+  std::vector<std::string> names_;
+  std::vector<Call> calls_;
 };
 
 }  // namespace
