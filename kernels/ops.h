@@ -87,6 +87,12 @@ struct HcWeights {
   const Linear* inject = nullptr;  // [n, n * H]; null in a mixer
 };
 
+// What a stack still lacks of a sublayer: stack[r, s, :] += inj[r, s] * y[r, :]. Nothing when empty.
+struct Injection {
+  View inj, y;  // [R, n], [R, H]
+  explicit operator bool() const { return static_cast<bool>(y); }
+};
+
 enum class Gate : uint8_t { Sigmoid, Silu };
 
 struct GdnWeights {
@@ -221,10 +227,11 @@ class Backend {
   // out[r] = a[r] + b[r / repeat]: a, out [R * repeat, W], b [R, W]. out may be a.
   virtual void add(Stream&, int64_t repeat, View a, View b, View out) = 0;
 
-  // stack [R, n, H] -> u [R, H], inj [R, n]; inj is empty when the weights have no inject.
-  virtual void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) = 0;
-  // stack[r, s, :] += inj[r, s] * y[r, :].
-  virtual void hc_inject(Stream&, View inj, View y, View stack) = 0;
+  // Completes the stack with what it lacks; then stack [R, n, H] -> u [R, H], inj [R, n]. inj is empty when the weights
+  // have no inject, and never lacking.inj.
+  virtual void hc_mix(Stream&, const HcWeights&, const Injection& lacking, View stack, View u, View inj) = 0;
+  // Completes a stack that no mix follows.
+  virtual void hc_inject(Stream&, const Injection& lacking, View stack) = 0;
 
   // Causal convolution, delta rule and gated norm, row after row within each lane; updates the state of each lane's
   // slot. qkv [R, channels], z [R, Vd], b and a [R, value_heads], out [R, Vd].

@@ -92,8 +92,8 @@ class CpuBackend : public Backend {
     for (size_t i = 0; i < list.size(); ++i) linear(s, *list[i], x, y[i]);
   }
   void add(Stream&, int64_t repeat, View a, View b, View out) override;
-  void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) override;
-  void hc_inject(Stream&, View inj, View y, View stack) override;
+  void hc_mix(Stream&, const HcWeights&, const Injection& lacking, View stack, View u, View inj) override;
+  void hc_inject(Stream&, const Injection& lacking, View stack) override;
   void gdn(Stream&, const GdnWeights&, const Batch&, View qkv, View z, View b, View a, const GdnState&,
            View out) override;
   void qsa_write(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;

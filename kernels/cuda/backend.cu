@@ -37,12 +37,6 @@ struct CudaGraph : Graph {
   size_t nodes = 0;
 };
 
-uint64_t free_bytes() {
-  size_t free = 0, total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return free;
-}
-
 }  // namespace
 
 BackendStream::BackendStream(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {
@@ -146,10 +140,10 @@ std::unique_ptr<Graph> CudaBackend::capture(Stream& stream, const std::function<
   }
   auto graph = std::make_unique<CudaGraph>();
   check_cuda(cudaGraphGetNodes(recorded.handle, nullptr, &graph->nodes), "cudaGraphGetNodes");
-  const uint64_t before = free_bytes();
+  const uint64_t before = free_device_bytes();
   check_cuda(cudaGraphInstantiate(&graph->handle, recorded.handle, 0), "cudaGraphInstantiate");
   check_cuda(cudaGraphUpload(graph->handle, s.handle()), "cudaGraphUpload");
-  const uint64_t after = free_bytes();
+  const uint64_t after = free_device_bytes();
   graph->measured = before > after ? before - after : 0;
   return graph;
 }

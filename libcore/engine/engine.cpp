@@ -25,7 +25,8 @@ void Engine::make_activations() {
   const int64_t R = options_.max_rows, n = c.streams, H = c.hidden_size, slots = options_.state.slots;
   a_.stack = make(DType::F32, {R, n, H});
   a_.u = make(DType::F32, {R, H});
-  a_.inj = make(DType::F32, {R, n});
+  a_.attn_inj = make(DType::F32, {R, n});
+  a_.mlp_inj = make(DType::F32, {R, n});
   a_.y = make(DType::F32, {R, H});
   a_.qkv = make(DType::F32, {R, c.gdn_conv_width()});
   a_.z = make(DType::F32, {R, c.gdn_value_width()});

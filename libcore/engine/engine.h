@@ -85,7 +85,7 @@ class Engine {
  private:
   // Scratch rows; every view holds max_rows rows.
   struct Activations {
-    View stack, u, inj, y;
+    View stack, u, attn_inj, mlp_inj, y;
     View qkv, z, b, a, gdn_out;
     QsaRows qsa;
     View attended;
@@ -117,7 +117,10 @@ class Engine {
   // Operations alone: no copies from the host, no waiting.
   void launch_forward(const Probe& probe);
   void launch_draws(int64_t valid, bool greedy);
-  void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
+  // Takes a stack that lacks an injection and leaves one that lacks the returned.
+  Injection run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack,
+                      const Injection& lacking);
+  void complete(Injection& lacking, const View& stack);
   void report_routing(const Layer& layer, const View& ids);
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
   void absorb_drafts();

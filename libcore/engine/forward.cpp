@@ -10,25 +10,35 @@ void Engine::launch_forward(const Probe& probe) {
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
   size_t ple = 0;
+  Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
-    if (probe) probe(l, stack);
     const Layer& layer = weights_.layers[l];
+    if (probe || layer.ple) complete(lacking, stack);
+    if (probe) probe(l, stack);
     if (layer.ple) run_ple(ple++, *layer.ple, stack);
-    run_layer(layer, layer.gdn ? &state_.gdn(l) : nullptr, layer.qsa ? &state_.kv(l) : nullptr, batch_, stack);
+    lacking = run_layer(layer, layer.gdn ? &state_.gdn(l) : nullptr, layer.qsa ? &state_.kv(l) : nullptr, batch_, stack,
+                        lacking);
   }
+  complete(lacking, stack);
   if (probe) probe(c.layers(), stack);
   if (has_draft_head()) absorb_drafts();
 }
 
-void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
-                       const View& stack) {
+void Engine::complete(Injection& lacking, const View& stack) {
+  if (lacking) backend_.hc_inject(*stream_, lacking, stack);
+  lacking = {};
+}
+
+Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
+                            const View& stack, const Injection& lacking) {
   const int64_t R = batch.rows;
   const auto rows = [R](const View& v) { return v.rows(0, R); };
-  const View u = rows(a_.u), inj = rows(a_.inj), y = rows(a_.y);
+  const View u = rows(a_.u), y = rows(a_.y);
+  const Injection attn{rows(a_.attn_inj), y}, mlp{rows(a_.mlp_inj), y};
   Backend& ops = backend_;
   Stream& s = *stream_;
 
-  ops.hc_mix(s, layer.attn_hc.ops, stack, u, inj);
+  ops.hc_mix(s, layer.attn_hc.ops, lacking, stack, u, attn.inj);
   if (gdn != nullptr) {
     const GdnLayer& g = *layer.gdn;
     const Linear* const from_u[] = {g.qkv.get(), g.z.get(), g.b.get(), g.a.get()};
@@ -46,10 +56,9 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
     ops.qsa_attend(s, q.ops, batch, qr, *kv, rows(a_.attended));
     ops.linear(s, *q.o, rows(a_.attended), y);
   }
-  ops.hc_inject(s, inj, y, stack);
 
   const MoeLayer& m = layer.moe;
-  ops.hc_mix(s, layer.mlp_hc.ops, stack, u, inj);
+  ops.hc_mix(s, layer.mlp_hc.ops, attn, stack, u, mlp.inj);
   const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
   const auto narrowed = [&](View v) {
     v.shape[1] = columns;
@@ -70,7 +79,7 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
     ops.linear(s, *m.shared_down, rows(a_.shared_gate), shared);
   }
   ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
-  ops.hc_inject(s, inj, y, stack);
+  return mlp;
 }
 
 void Engine::report_routing(const Layer& layer, const View& ids) {
@@ -116,11 +125,12 @@ void Engine::absorb_drafts() {
   backend_.grouped_norm(*stream_, m.norm_hidden, H, stacks, stacks);
   backend_.linear(*stream_, *m.fc_hidden, stacks.reshape({R * n, H}), hidden.reshape({R * n, H}));
   backend_.add(*stream_, n, hidden.reshape({R * n, H}), projected, out.reshape({R * n, H}));
-  run_layer(m.layer, nullptr, &state_.draft_kv(), draft_batch_, out);
+  Injection lacking = run_layer(m.layer, nullptr, &state_.draft_kv(), draft_batch_, out, {});
+  complete(lacking, out);
 }
 
 void Engine::mix(const HyperConnection& mixer, const View& stack, const View& out) {
-  backend_.hc_mix(*stream_, mixer.ops, stack, out, View{});
+  backend_.hc_mix(*stream_, mixer.ops, {}, stack, out, View{});
 }
 
 void Engine::launch_draws(int64_t valid, bool greedy) {

@@ -17,15 +17,16 @@ class Recording : public RecordingBackend {
     names_.clear(), calls_.clear();
     recording_ = true;
   }
-  std::vector<OperationTime> times(Stream& stream, int repeats, bool in_round) override {
+  RoundTimes times(Stream& stream, int repeats, bool in_round) override {
     recording_ = false;
-    const double whole = in_round ? time(stream, repeats, [](size_t) { return true; }).seconds : 0;
-    std::vector<OperationTime> out;
+    RoundTimes out;
+    out.whole = time(stream, repeats, [](size_t) { return true; });
     for (size_t group = 0; group < names_.size(); ++group) {
       const auto count = std::count_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.group == group; });
-      OperationTime& t = out.emplace_back(time(stream, repeats, [&](size_t g) { return g == group; }));
+      OperationTime& t = out.operations.emplace_back(time(stream, repeats, [&](size_t g) { return g == group; }));
       t.name = names_[group], t.calls = count;
-      if (in_round) t.in_round = whole - time(stream, repeats, [&](size_t g) { return g != group; }).seconds;
+      if (in_round)
+        t.in_round = out.whole.seconds - time(stream, repeats, [&](size_t g) { return g != group; }).seconds;
     }
     return out;
   }
@@ -71,11 +72,11 @@ class Recording : public RecordingBackend {
   void add(Stream& s, int64_t repeat, View a, View b, View out) override {
     run(s, "add", [=, this](Stream& t) { inner_.add(t, repeat, a, b, out); });
   }
-  void hc_mix(Stream& s, const HcWeights& w, View stack, View u, View inj) override {
-    run(s, "hc_mix", [=, this](Stream& t) { inner_.hc_mix(t, w, stack, u, inj); });
+  void hc_mix(Stream& s, const HcWeights& w, const Injection& lacking, View stack, View u, View inj) override {
+    run(s, "hc_mix", [=, this](Stream& t) { inner_.hc_mix(t, w, lacking, stack, u, inj); });
   }
-  void hc_inject(Stream& s, View inj, View y, View stack) override {
-    run(s, "hc_inject", [=, this](Stream& t) { inner_.hc_inject(t, inj, y, stack); });
+  void hc_inject(Stream& s, const Injection& lacking, View stack) override {
+    run(s, "hc_inject", [=, this](Stream& t) { inner_.hc_inject(t, lacking, stack); });
   }
   void gdn(Stream& s, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a, const GdnState& state,
            View out) override {

@@ -17,15 +17,20 @@ struct OperationTime {
   double in_round = 0;              // what the round is longer with them than without; 0 unless asked for
 };
 
+struct RoundTimes {
+  std::vector<OperationTime> operations;
+  OperationTime whole;
+};
+
 // Passes everything on to another backend, which it borrows. Between start() and times() it remembers the operations;
 // their operands and weights must live until then.
 class RecordingBackend : public Backend {
  public:
   virtual void start() = 0;
-  // Each group of equal operations, recorded as one graph where the backend can and replayed; the medians of `repeats`.
-  // With `in_round` also the whole round without each group, which costs a round a group and repeat. States are changed
-  // by it: the sequences are of no more use.
-  virtual std::vector<OperationTime> times(Stream& stream, int repeats, bool in_round) = 0;
+  // The whole round and each group of equal operations, recorded as one graph where the backend can and replayed back
+  // to back; the medians of `repeats`. With `in_round` also the round without each group. States are changed by it: the
+  // sequences are of no more use.
+  virtual RoundTimes times(Stream& stream, int repeats, bool in_round) = 0;
 };
 std::unique_ptr<RecordingBackend> make_recording_backend(Backend& backend);
 

@@ -180,7 +180,8 @@ void check_hc(Backend& cpu, Stream& stream) {
     };
     auto ld = load(down, rank, wide), lu = load(up, wide, rank), li = load(inject, n, wide);
     HcWeights hw{{view(w, {wide}), 1e-6f}, ld.get(), lu.get(), li.get()};
-    cpu.hc_mix(stream, hw, view(stack, {rows, n, hidden}).rows(0, few), view(u, {few, hidden}), view(inj, {few, n}));
+    cpu.hc_mix(stream, hw, {}, view(stack, {rows, n, hidden}).rows(0, few), view(u, {few, hidden}),
+               view(inj, {few, n}));
 
     Device<uint16_t> dd(*down), du(*up), di(*inject);
     Device<float> ds(stack), dw(w), ou(rows * hidden), oi(rows * n), normed(rows * wide), low(rows * rank),
@@ -217,7 +218,7 @@ void check_hc(Backend& cpu, Stream& stream) {
       same(rows_name + " u", slice(ou.take(), 0, count * hidden), slice(all_u, first * hidden, count * hidden));
       same(rows_name + " inj", slice(oi.take(), 0, count * n), slice(all_i, first * n, count * n));
     }
-    cpu.hc_inject(stream, view(inj, {few, n}), view(y, {few, hidden}), view(stack, {few, n, hidden}));
+    cpu.hc_inject(stream, {view(inj, {few, n}), view(y, {few, hidden})}, view(stack, {few, n, hidden}));
     Device<float> di2(inj);
     cuda::hc_inject({di2, dy, ds, few, n, hidden}, nullptr);
     near("hc_inject " + std::to_string(hidden), slice(ds.take(), 0, few * wide), slice(stack, 0, few * wide));

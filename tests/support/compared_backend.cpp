@@ -105,7 +105,7 @@ class Compared : public ComparedBackend {
         s, "add", [&] { device_.add(s, repeat, a, b, out); }, {out},
         [&] { cpu_.add(*cpu_stream_, repeat, host(a), host(b), host(out)); });
   }
-  void hc_mix(Stream& s, const HcWeights& w, View stack, View u, View inj) override {
+  void hc_mix(Stream& s, const HcWeights& w, const Injection& lacking, View stack, View u, View inj) override {
     const auto part = [](const Linear* l, bool cpu) {
       const auto* two = static_cast<const TwoLinears*>(l);
       return two == nullptr ? nullptr : cpu ? two->cpu.get() : two->device.get();
@@ -113,17 +113,18 @@ class Compared : public ComparedBackend {
     const HcWeights here{w.norm, part(w.down, false), part(w.up, false), part(w.inject, false)};
     std::vector<View> out{u};
     if (w.inject != nullptr) out.push_back(inj);
+    if (lacking) out.push_back(stack);
     run(
-        s, "hc_mix", [&] { device_.hc_mix(s, here, stack, u, inj); }, out,
+        s, "hc_mix", [&] { device_.hc_mix(s, here, lacking, stack, u, inj); }, out,
         [&] {
           const HcWeights there{host(w.norm), part(w.down, true), part(w.up, true), part(w.inject, true)};
-          cpu_.hc_mix(*cpu_stream_, there, host(stack), host(u), w.inject != nullptr ? host(inj) : inj);
+          cpu_.hc_mix(*cpu_stream_, there, host(lacking), host(stack), host(u), w.inject != nullptr ? host(inj) : inj);
         });
   }
-  void hc_inject(Stream& s, View inj, View y, View stack) override {
+  void hc_inject(Stream& s, const Injection& lacking, View stack) override {
     run(
-        s, "hc_inject", [&] { device_.hc_inject(s, inj, y, stack); }, {stack},
-        [&] { cpu_.hc_inject(*cpu_stream_, host(inj), host(y), host(stack)); });
+        s, "hc_inject", [&] { device_.hc_inject(s, lacking, stack); }, {stack},
+        [&] { cpu_.hc_inject(*cpu_stream_, host(lacking), host(stack)); });
   }
   void gdn(Stream& s, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a, const GdnState& state,
            View out) override {
@@ -233,6 +234,7 @@ class Compared : public ComparedBackend {
     stream_->synchronize();
     return h;
   }
+  Injection host(const Injection& i) { return i ? Injection{host(i.inj), host(i.y)} : i; }
   NormWeights host(const NormWeights& w) { return {host(w.weight), w.eps}; }
   QsaWeights host(const QsaWeights& w) {
     QsaWeights h = w;
