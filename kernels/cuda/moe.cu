@@ -100,17 +100,29 @@ __global__ void __launch_bounds__(256) swiglu_kernel(SwigluParams p) {
 
 __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
   wait_previous();
-  const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 128 + threadIdx.x;
-  if (i >= p.rows * quads) return;
-  const int64_t row = i / quads, h = i % quads;
-  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * (p.k + p.one_more) * quads + h;
+  const int quads = static_cast<int>(p.hidden / 4), k = static_cast<int>(p.k);
+  const int64_t i = int64_t{blockIdx.x} * 128 + threadIdx.x, row = i / quads;
+  if (row >= p.rows) return;
+  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * (k + p.one_more) * quads + i % quads;
+  const float* weights = p.weights + row * k;
+  const float gate = p.shared_gate[row];
+  const float4 shared = p.one_more ? slots[int64_t{k} * quads] : reinterpret_cast<const float4*>(p.shared)[i];
   float4 sum = make_float4(0, 0, 0, 0);
   const auto step = [&](float w, float4 v) {
     sum = make_float4(fmaf(w, v.x, sum.x), fmaf(w, v.y, sum.y), fmaf(w, v.z, sum.z), fmaf(w, v.w, sum.w));
   };
-#pragma unroll 5
-  for (int64_t j = 0; j < p.k; ++j) step(p.weights[row * p.k + j], slots[j * quads]);
-  step(sigmoid(p.shared_gate[row]), p.one_more ? slots[p.k * quads] : reinterpret_cast<const float4*>(p.shared)[i]);
+  constexpr int kTogether = 10;  // slots in flight
+  for (int j0 = 0; j0 < k; j0 += kTogether, weights += kTogether, slots += int64_t{kTogether} * quads) {
+    float w[kTogether];
+    float4 v[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j)
+      if (j0 + j < k) w[j] = weights[j], v[j] = slots[int64_t{j} * quads];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j)
+      if (j0 + j < k) step(w[j], v[j]);
+  }
+  step(sigmoid(gate), shared);
   reinterpret_cast<float4*>(p.y)[i] = sum;
 }
 
