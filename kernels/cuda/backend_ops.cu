@@ -21,7 +21,10 @@ BackendStream& of(Stream& stream) { return static_cast<BackendStream&>(stream); 
 float* f32(const View& v) { return reinterpret_cast<float*>(v.data); }
 int32_t* i32(const View& v) { return reinterpret_cast<int32_t*>(v.data); }
 
-Lanes lanes_of(const Batch& batch) { return {i32(batch.lane_table), static_cast<int64_t>(batch.lanes.size())}; }
+Lanes lanes_of(const Batch& batch) {
+  return {i32(batch.lane_table), static_cast<int64_t>(batch.lanes.size()),
+          batch.trials.rank > 0 ? i32(batch.trials) : nullptr};
+}
 
 QsaShape shape_of(const QsaWeights& w, const Batch& batch, const KvCache& kv) {
   QsaShape s;
@@ -34,7 +37,7 @@ QsaShape shape_of(const QsaWeights& w, const Batch& batch, const KvCache& kv) {
 }
 
 QsaCache cache_of(const KvCache& kv) {
-  return {kv.keys.dtype, kv.keys.data, kv.values.data, f32(kv.index_keys), f32(kv.raw_keys)};
+  return {kv.keys.dtype, kv.keys.data, kv.values.data, f32(kv.index_keys), f32(kv.raw_keys), kv.raw_keys.shape[1]};
 }
 
 const CudaLinear& plain_f16(const Linear& linear, const char* what) {
@@ -163,8 +166,10 @@ void CudaBackend::gdn(Stream& stream, const GdnWeights& w, const Batch& batch, V
   p.conv_state = f32(state.conv), p.delta = f32(state.delta);
   p.lanes = lanes_of(batch);
   p.rows = batch.rows, p.key_heads = w.key_heads, p.value_heads = w.value_heads, p.taps = w.taps;
-  p.convolved = s.area<float>(Area::GdnConvolved, p.rows * qkv.shape[1]);
-  p.gates = s.area<float>(Area::GdnGates, p.rows * p.value_heads * 2);
+  p.trials = state.trials(), p.tried = p.trials > 0 ? f32(state.tried) : nullptr;
+  const int64_t slots = state.delta.shape[0];
+  p.convolved = s.area<float>(Area::GdnConvolved, (p.rows + slots * p.trials) * qkv.shape[1]);
+  p.gates = s.area<float>(Area::GdnGates, (p.rows + slots * p.trials) * p.value_heads * 2);
   if (s.running()) cuda::gdn(p, s.handle());
 }
 
@@ -258,7 +263,7 @@ void CudaBackend::ple_mix(Stream& stream, const PleWeights& w, const Batch& batc
   p.conv = f32(w.conv), p.key = f32(key), p.value = f32(value), p.state = f32(state), p.stack = f32(stack);
   p.lanes = lanes_of(batch);
   p.rows = batch.rows, p.streams = stack.shape[1], p.hidden = stack.shape[2];
-  p.taps = w.taps, p.dilation = w.dilation;
+  p.taps = w.taps, p.dilation = w.dilation, p.trials = state.shape[1] - (w.taps - 1) * w.dilation;
   p.gate = s.area<float>(Area::PleGate, p.rows * p.streams);
   p.normed = s.area<float>(Area::PleNormed, p.rows * p.streams * p.hidden);
   if (s.running()) cuda::ple_mix(p, s.handle());

@@ -262,7 +262,8 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   refused(generate({"--prompt", "a", "--backend", "cuda"}, "", kTiny, no_device), 4, {reason, "--backend cpu"});
   refused(generate({"--prompt", "a", "--graph", "on"}, "", kTiny, no_device), 4, {"--graph off"});
   refused(generate({"--prompt", "a", "--tp", "2"}), 4, {"--tp 2"});
-  refused(generate({"--prompt", "a", "--draft", "3"}), 4, {"--draft 3"});
+  refused(generate({"--prompt", "a", "--draft", "3", "--mtp-logits"}), 4, {"--draft 3", "--mtp-logits"});
+  refused(generate({"--prompt", "a", "--draft", "9"}), 2, {"--draft"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});
   const RunResult run = generate({"--prompt", "a", "--receipt", "/nonexistent-folder/r.json"});
   CHECK(run.exit_code == 6);
@@ -271,8 +272,11 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
 
 TEST_CASE("generate: a device memory limit that is too small is refused with the largest term and its way out") {
   if (cuda_runtime_version() == "none") return;  // there is no backend to plan for
-  refused(generate({"--prompt", "a", "--memory-plan", "--vram-limit", "8MiB"}), 4,
-          {"8388608", "the largest term is weights", "a pack of fewer bits", "--vram-limit"});
+  const RunResult run = generate({"--prompt", "a", "--memory-plan", "--vram-limit", "8MiB"});
+  CHECK(run.exit_code == 4);
+  CHECK(run.out.find("weights") != std::string::npos);  // the plan itself
+  for (const char* words : {"8388608", "the largest term is weights", "a pack of fewer bits", "--vram-limit"})
+    CHECK(run.err.find(words) != std::string::npos);
 }
 
 TEST_CASE("cuda: an architecture without a qualification is refused with the gate and the command") {
