@@ -44,12 +44,13 @@ Subject published_slice() {
   static const auto source =
       std::make_shared<SyntheticSource>(SyntheticSpec::parse("synth:flash-next-3.05bpw,layers=8"));
   static const ModelConfig config = ModelConfig::parse(source->config_json());
-  static const Weights weights = Weights::load(*source, config, backend_on(On::Cuda));
+  static const std::unique_ptr<Backend> backend = make_cuda_backend();  // expert banks of a backend are of one shape
+  static const Weights weights = Weights::load(*source, config, *backend);
   return {[](int64_t slots, int64_t tokens, int64_t max_rows, bool graphs) {
             EngineOptions o;
             o.state = {slots, slots * tokens, tokens, DType::BF16, true};
             o.max_rows = max_rows, o.graphs = graphs;
-            return std::make_unique<Engine>(weights, backend_on(On::Cuda), o);
+            return std::make_unique<Engine>(weights, *backend, o);
           },
           [](size_t length, uint32_t seed) {
             return made_up_prompt(static_cast<int64_t>(length), config.vocab_size, seed);
