@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 3) hc_up_row_kernel(HcMixParams p, i
   const int units = rank / kUnit, from = half * ((units + 1) / 2);
   const ChainWeights chain(static_cast<const __half*>(p.up), rank, first_out, first_out + kTileOut - 1, from,
                            half == 0 ? (units + 1) / 2 : units);
-  let_next_start();
+  let_next_start();  // what follows a mix reads nothing but weights before it has waited
   // The first threads finish one element of one stream each, neighbours the streams of one element.
   const int my_stream = tid % kStreams, my_h = tid / kStreams % kTileOut;
   const int column = my_stream * hidden + first_h + my_h;
