@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/exl3_experts.cuh"
+#include "kernels/cuda/exl3_octet.cuh"
 #include "kernels/cuda/exl3_tile.cuh"
 
 namespace fnx::cuda {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/cuda/exl3_few.cuh"
-#include "kernels/cuda/exl3_octet.cuh"
 
 namespace fnx::cuda {
 
@@ -12,9 +11,7 @@ inline constexpr int kTileThreads = 128;
 
 // Blocks of a tile that shall fit on a multiprocessor.
 template <int Groups>
-inline constexpr int kTileBlocks = Groups > 6   ? 2
-                                   : Groups > 2 ? 3
-                                                : 4;
+inline constexpr int kTileBlocks = Groups > 2 ? 3 : 4;
 
 struct TileWeight {
   const uint16_t* trellis;
@@ -155,10 +152,12 @@ class RowTile {
       if (u > 0 && u % 2 == 0 && u * 16 >= rows_) break;
       if (u + 1 < Groups) load(u + 1);
 #pragma unroll
-      for (int n = 0; n < 4; ++n)
+      for (int n = 0; n < 4; ++n) {
+        if (n == 2 && u / 2 * 32 + 16 >= rows_) break;
 #pragma unroll
         for (int m = 0; m < 2; ++m)
           mma_16816(acc_[u / 2 * 2 + n / 2][n % 2][m], w[u % 2 * 2 + m], x[u % 2][n].x, x[u % 2][n].y);
+      }
     }
   }
 
