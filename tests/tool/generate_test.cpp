@@ -264,3 +264,19 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   CHECK(run.exit_code == 6);
   CHECK(run.out == "");
 }
+
+TEST_CASE("generate: --reuse gives the same answers and counts what it did not read again") {
+  std::string lines;
+  const std::vector<int32_t> ids = Golden::get().prompt("long-700").ids;
+  const std::vector<int32_t> shared(ids.begin(), ids.begin() + 60);
+  for (int i = 0; i < 3; ++i) lines += fmt::format("{{\"id\": {}, \"tokens\": [{},{}]}}\n", i, joined(shared), 100 + i);
+  const RunResult cold = generate({"--jsonl", "-", "--max-tokens", "5"}, lines);
+  const RunResult warm = generate({"--jsonl", "-", "--max-tokens", "5", "--reuse"}, lines);
+  REQUIRE(warm.exit_code == 0);
+  CHECK(warm.out == cold.out);
+  const Json evidence = read_receipt(warm, "fnx-generate")["evidence"];
+  CHECK(evidence["reused_tokens"] == 2 * 60);
+  CHECK(evidence["snapshots"] == 1);
+  CHECK(evidence["prompt_rows"] == 61 + 2);
+  CHECK(generate({"--prompt", "a", "--reuse", "--mtp-logits"}).exit_code == 2);
+}
