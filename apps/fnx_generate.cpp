@@ -165,6 +165,7 @@ void generate(const Options& o, ToolRun& run) {
   eo.graphs = o.model.graph == "on", eo.inject_capture_failures = o.model.inject_capture_failure;
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, o.mtp_logits, run);
+  routing.warm(weights);
   Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
@@ -227,6 +228,7 @@ void generate(const Options& o, ToolRun& run) {
                       {"decode_rows", stats.decode_rows},
                       {"selecting_rows", stats.selecting_rows}};
   routing.finish(run);
+  report_pools(weights, run);
   if (eo.graphs) {
     const GraphCounters& g = engine.graph_counters();
     receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;

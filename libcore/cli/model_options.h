@@ -17,9 +17,9 @@ struct ModelOptions {
   std::string model;
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
-  std::string vram_limit, graph = "off", draft = "auto";
+  std::string vram_limit, graph = "off", draft = "auto", expert_lines = "auto";
   int64_t inject_capture_failure = 0;
-  bool accept_raw_norms = false, memory_plan = false;
+  bool accept_raw_norms = false, memory_plan = false, check_lines = false;
 
   void add(CLI::App& app);
 };
@@ -32,16 +32,20 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
+  int64_t expert_lines = 0;  // a layer, as plan() chose; 0: every expert on the device
 
   // Generation stops; throws Input when the folder's configs are broken.
   std::vector<int32_t> stop_ids() const { return folder.empty() ? synthetic_stops : load_stop_ids(folder); }
   // Throws Input or Unsupported; records the checkpoint and the backend in the receipt.
   static OpenedModel open(const ModelOptions& options, ToolRun& run);
-  // On a GPU: what the run will need, into the receipt and refused when it does not fit. True when the user asked for
-  // no more than that; it was printed then.
-  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const;
+  // Chooses the expert lines. On a GPU: what the run will need, into the receipt and refused when it does not fit. True
+  // when the user asked for no more than that; it was printed then.
+  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run);
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
 };
+
+// What the pools of offloaded experts did, into the receipt's evidence; fails the run when their counts do not add up.
+void report_pools(const Weights& weights, ToolRun& run);
 
 }  // namespace fnx

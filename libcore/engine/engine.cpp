@@ -57,6 +57,7 @@ void Engine::make_activations() {
   a_.head_in = make(DType::F32, {std::max(R, slots), H});
   a_.draw_logits = make(DType::F32, {slots, c.vocab_size});
   a_.sampled = make(DType::I32, {slots});
+  routed_ = backend_.allocate(a_.ids.bytes(), Space::Host);
   drawn_ = backend_.allocate(slots * sizeof(int32_t), Space::Host);
   if (has_draft_head()) {
     a_.draft_stack = make(DType::F32, {R, n, H});
@@ -78,6 +79,7 @@ void Engine::reserve() {
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   const uint64_t before = backend_.device_bytes();
+  reserving_ = true;
   backend_.reserve(*stream_, [&] {
     launch_forward(nullptr);
     launch_draws(config().vocab_size, false);
@@ -87,6 +89,7 @@ void Engine::reserve() {
     backend_.linear(*stream_, *weights_.lm_head, hidden,
                     View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
+  reserving_ = false;
   workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
 }
@@ -118,7 +121,8 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                batch_.most_positions,
                valid,
                greedy};
-  const bool recordable = key.rows == key.lanes && !routing_;
+  // Planning on the host waits for every layer's routing, as reporting does.
+  const bool recordable = key.rows == key.lanes && !routing_ && !weights_.pools;
   if (!graphs_.replay(key, recordable, *stream_)) {
     work();  // this call's result; the recording serves the rounds to come
     if (recordable) graphs_.record(key, *stream_, work);
