@@ -187,6 +187,13 @@ std::vector<Placement> ExpertPlanner::warm_start(std::span<const uint64_t> heat)
   return fills;
 }
 
+void ExpertPlanner::reset() {
+  clear();
+  std::fill(count_.begin(), count_.end(), 0);
+  std::fill(touched_.begin(), touched_.end(), 0);
+  clock_ = since_decay_ = 0;
+}
+
 void ExpertPlanner::clear() {
   for (int32_t& e : expert_of_) {
     if (e < 0) continue;

@@ -93,6 +93,8 @@ class ExpertPlanner {
   std::vector<Placement> warm_start(std::span<const uint64_t> heat);
   // Empties every line, for instance after its memory was used for something else. Keys stay.
   void clear();
+  // Empties every line and forgets the keys. Counters stay.
+  void reset();
 
   int32_t line_of(int32_t expert) const { return line_of_[expert]; }   // -1: not resident
   int32_t expert_of(int32_t line) const { return expert_of_[line]; }   // -1: empty

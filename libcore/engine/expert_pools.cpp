@@ -113,6 +113,16 @@ void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t ban
   refill();
 }
 
+void ExpertPools::reset() {
+  if (streaming_) leave_streaming(false);
+  for (Pool& p : pools_) {
+    p.planner.reset();
+    std::fill(p.heat.begin(), p.heat.end(), uint64_t{0});
+    for (const int32_t e : p.shows)
+      if (e >= 0) show(p, e, -1);
+  }
+}
+
 void ExpertPools::refill() {
   for (Pool& p : pools_) copy(p, p.planner.warm_start(p.heat), FillKind::WarmStart);
 }

@@ -52,6 +52,11 @@ class ExpertPools {
   // forward.
   void warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts);
 
+  // Empties the pools and forgets every key, as if no forward had been; counters go on. warm() may follow.
+  void reset();
+  // Of each expert of a bank, [pooled]: the counts that warm() was given and the choices of rows since.
+  std::span<const uint64_t> heat(int64_t bank) const { return pools_[bank].heat; }
+
   const ExpertPoolsOptions& options() const { return options_; }
   int64_t banks() const { return static_cast<int64_t>(pools_.size()); }
   uint64_t device_bytes() const { return lines_.bytes(); }
@@ -95,7 +100,7 @@ class ExpertPools {
     std::vector<int32_t> experts;
   };
   void enter_streaming();
-  void leave_streaming();
+  void leave_streaming(bool warm);
   Batch issue(Stream& copies, FillKind kind, int64_t bank, std::span<const int32_t> experts);
   void copy_ahead();
   void stream_bank(Stream& stream, int64_t bank, std::span<const int32_t> request,

@@ -18,7 +18,7 @@ void ExpertPools::begin(int64_t rows, int64_t slots, int64_t banks) {
   const int64_t experts = pools_[0].bank->pooled;
   const bool streaming = 2 * options_.lines <= experts && rows * slots >= kStreamChoices * experts;
   if (streaming && !streaming_) enter_streaming();
-  if (!streaming && streaming_) leave_streaming();
+  if (!streaming && streaming_) leave_streaming(true);
   if (!streaming) return;
   ++streamed_.forwards;
   timeline_.begin_forward();
@@ -48,13 +48,13 @@ void ExpertPools::enter_streaming() {
   }
 }
 
-void ExpertPools::leave_streaming() {
+void ExpertPools::leave_streaming(bool warm) {
   streaming_ = false;
   for (const Frame& f : frames_) {
     backend_.wait(*copies_stream_, *f.read);
     backend_.wait(*copies_stream_, *f.filled);
   }
-  refill();
+  if (warm) refill();
 }
 
 ExpertPools::Batch ExpertPools::issue(Stream& copies, FillKind kind, int64_t bank, std::span<const int32_t> experts) {

@@ -57,3 +57,21 @@ TEST_CASE("offload tool: lines that a layer cannot have are refused by number") 
     CHECK(run.out == "");
   }
 }
+
+TEST_CASE("pool-ab: warm and cold pools give equal tokens, and warm ones miss less") {
+  const RunResult run = run_command({tool_path("fnx-pool-ab"), "--model", kTiny, "--backend", "cpu", "--expert-lines",
+                                     "12", "--rounds", "6", "--prompt-tokens", "12", "--train-rounds", "24", "-q"});
+  CAPTURE(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json receipt = read_receipt(run, "fnx-pool-ab");
+  const Json& e = receipt["evidence"];
+  CHECK(e["warm"]["misses"] < e["cold"]["misses"]);
+  CHECK(e["expert_pools"]["warm_start"]["copies"] == 4 * 8 * 12);
+  CHECK(e["expert_pools"]["copied_bytes"] == bytes_by_cause(e["expert_pools"]));
+}
+
+TEST_CASE("pool-ab: a model whose experts all fit is refused, for there is nothing to compare") {
+  const RunResult run = run_command({tool_path("fnx-pool-ab"), "--model", kTiny, "--backend", "cpu"});
+  CHECK(run.exit_code == 4);
+  CHECK(run.err.find("--expert-lines") != std::string::npos);
+}
