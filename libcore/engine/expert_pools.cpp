@@ -50,7 +50,10 @@ void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind ki
   const auto k = static_cast<size_t>(kind);
   backend_.wait(*copies_stream_, *pool.read);
   const uint64_t before = pool.bank->filled_bytes;
-  for (const Placement& f : fills) backend_.fill(*copies_stream_, *pool.bank, f.expert, line(pool.first_line + f.line));
+  for (const Placement& f : fills) {
+    if (const int32_t was = pool.shows[f.line]; was >= 0) show(pool, was, -1);  // no table names a line in change
+    backend_.fill(*copies_stream_, *pool.bank, f.expert, line(pool.first_line + f.line));
+  }
   backend_.record(*copies_stream_, *pool.filled);
   copies_.copies[k] += fills.size();
   copies_.bytes[k] += pool.bank->filled_bytes - before;
@@ -72,10 +75,9 @@ void ExpertPools::show(Pool& pool, int32_t expert, int32_t at) {
 
 void ExpertPools::pass(Stream& stream, Pool& pool, std::span<const int32_t> request, std::span<const Placement> serves,
                        bool first, const std::function<void()>& compute) {
-  for (const int32_t e : request) {
-    const auto here = std::find_if(serves.begin(), serves.end(), [&](const Placement& p) { return p.expert == e; });
-    show(pool, e, here == serves.end() ? -1 : here->line);
-  }
+  place_.assign(static_cast<size_t>(pool.bank->pooled), -1);
+  for (const Placement& p : serves) place_[p.expert] = p.line;
+  for (const int32_t e : request) show(pool, e, place_[e]);
   for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.bank->experts; ++e) show(pool, e, first ? 0 : -1);
   backend_.serve(stream, *pool.bank, pool.changes);
   pool.changes.clear();
@@ -103,6 +105,7 @@ void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids
     pass(stream, pool, request, ahead ? serves.subspan(hits.size()) : serves, first && !ahead, compute);
     first = false;
   }
+  if (first) pass(stream, pool, request, {}, true, compute);
 }
 
 void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts) {

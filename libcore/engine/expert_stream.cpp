@@ -116,8 +116,9 @@ void ExpertPools::stream_bank(Stream& stream, int64_t bank, std::span<const int3
   for (const int32_t e : request)
     if (!there[e]) missing.push_back(e);
   size_t next = 0;
-  for (bool first = true; !batches.empty() || next < missing.size();) {
-    for (; next < missing.size() && !free_frames_.empty();) {
+  bool first = true;
+  while (!batches.empty() || next < missing.size()) {
+    while (next < missing.size() && !free_frames_.empty()) {
       const size_t count = std::min(missing.size() - next, static_cast<size_t>(frame_lines_));
       batches.push_back(issue(*copies_stream_, FillKind::Demand, bank, std::span(missing).subspan(next, count)));
       next += count;
@@ -127,6 +128,7 @@ void ExpertPools::stream_bank(Stream& stream, int64_t bank, std::span<const int3
     batches.pop_front();
     copy_ahead();
   }
+  if (first) pass(stream, pool, request, {}, true, compute);
 }
 
 void ExpertPools::stream_batch(Stream& stream, Pool& pool, const Batch& batch, std::span<const int32_t> request,

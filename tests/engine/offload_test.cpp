@@ -17,7 +17,7 @@ struct Generated {
 };
 
 Generated generate(const Weights& weights, On on, size_t sequences, int64_t tokens, size_t prompt = 20,
-                   int64_t chunk = 16) {
+                   int64_t chunk = 7) {
   std::vector<Request> requests;
   for (size_t i = 0; i < sequences; ++i) {
     const std::vector<int32_t>& ids =
@@ -166,7 +166,7 @@ void refused_host_memory(On on) {
 }  // namespace
 
 TEST_CASE("offload: pools of any size and either policy give the bits of resident experts, alone and four at a time") {
-  pooled_equals_resident(On::Cpu, 24);
+  pooled_equals_resident(On::Cpu, 10);
 }
 
 TEST_CASE("cuda: pools of any size and either policy give the bits of resident experts over 512 tokens") {
