@@ -262,7 +262,7 @@ void gdn_cpu(Problem& p) {
                p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
   const LaneBatch lanes(p);
   backend->gdn(*backend->make_stream(), w, lanes.batch, p["qkv"].view(), p["z"].view(), p["b"].view(), p["a"].view(),
-               {p["conv_state"].view(), p["delta"].view()}, p["out"].view());
+               {p["conv_state"].view(), p["delta"].view(), {}}, p["out"].view());
 }
 
 }  // namespace
