@@ -17,7 +17,7 @@ struct Generated {
 };
 
 Generated generate(const Weights& weights, On on, size_t sequences, int64_t tokens, size_t prompt = 20,
-                   int64_t chunk = 7) {
+                   int64_t chunk = 7, int32_t drafts = 0) {
   std::vector<Request> requests;
   for (size_t i = 0; i < sequences; ++i) {
     const std::vector<int32_t>& ids =
@@ -29,7 +29,7 @@ Generated generate(const Weights& weights, On on, size_t sequences, int64_t toke
   }
   EngineOptions o;
   o.state = state_for(requests, static_cast<int64_t>(sequences), 8192);
-  o.state.draft_head = true;
+  o.state.draft_head = true, o.state.trials = drafts;
   o.state.kv_dtype = on == On::Cpu ? DType::F32 : DType::BF16;
   o.max_rows = static_cast<int64_t>(sequences) * chunk;
   o.graphs = on == On::Cuda;
@@ -44,6 +44,7 @@ Generated generate(const Weights& weights, On on, size_t sequences, int64_t toke
   SchedulerOptions so;
   so.parallel = static_cast<int64_t>(sequences);
   so.chunk_rows = chunk;
+  so.draft = {drafts, true};
   run_requests(engine, requests, so, events);
   return out;
 }
@@ -83,6 +84,16 @@ void pooled_equals_resident(On on, int64_t tokens) {
         CHECK(copies.total_bytes > 0);
       }
     }
+  }
+}
+
+void drafted_equals_resident(On on) {
+  const Generated resident = generate(tiny_weights(on), on, 2, 16, 20, 7);
+  for (const int64_t lines : {2, 16}) {
+    CAPTURE(lines);
+    const Weights weights = pooled_weights(on, lines, PoolPolicy::LfuDecay);
+    CHECK(generate(weights, on, 2, 16, 20, 7, 3) == resident);
+    CHECK(weights.pools->copies().total_bytes > 0);
   }
 }
 
@@ -181,6 +192,15 @@ TEST_CASE("offload: prompts that stream experts through all lines give the bits 
 TEST_CASE("cuda: prompts that stream experts through all lines give the bits of resident experts") {
   if (no_gpu()) return;
   streamed_equals_resident(On::Cuda);
+}
+
+TEST_CASE("offload: drafted rounds give the bits of plain ones with resident experts") {
+  drafted_equals_resident(On::Cpu);
+}
+
+TEST_CASE("cuda: drafted rounds with offloaded experts give the bits of plain ones with resident experts") {
+  if (no_gpu()) return;
+  drafted_equals_resident(On::Cuda);
 }
 
 TEST_CASE("offload: pools that start warm give the bits of cold ones, whatever the counts") {
