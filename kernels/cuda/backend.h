@@ -79,10 +79,10 @@ struct CudaExperts : ExpertBank {
   std::vector<int64_t> at;            // of each extent in the arena
 };
 
-// Table entries on their way to the device: ids, then entries.
+// Table entries on their way to the device, in pinned memory: ids, then entries.
 struct ServeBlock {
-  Buffer host, device;
-  std::unique_ptr<Event> arrived;
+  Buffer host;
+  std::unique_ptr<Event> read;
 };
 
 class CudaBackend : public Backend {

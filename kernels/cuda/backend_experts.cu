@@ -97,10 +97,9 @@ void CudaBackend::make_serve_blocks(int64_t experts) {
   const size_t bytes = serve_ids_bytes(experts) + static_cast<size_t>(experts) * sizeof(Exl3Expert);
   if (serving_[0].host.bytes() >= bytes) return;
   for (ServeBlock& b : serving_) {
-    if (b.arrived) b.arrived->wait();
+    if (b.read) b.read->wait();
     b.host = memory_->pinned(bytes);
-    b.device = memory_->device(bytes, load_stream_);
-    b.arrived = make_event();
+    b.read = make_event();
   }
 }
 
@@ -123,9 +122,8 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
   auto& s = static_cast<BackendStream&>(stream);
   if (served.empty() || !s.running()) return;
   ServeBlock& block = serving_[next_serving_++ % serving_.size()];
-  block.arrived->wait();  // its copy before last
+  block.read->wait();
   const size_t ids_bytes = serve_ids_bytes(static_cast<int64_t>(served.size()));
-  const size_t bytes = ids_bytes + served.size() * sizeof(Exl3Expert);
   auto* ids = reinterpret_cast<int32_t*>(bytes_of(block.host));
   auto* entries = reinterpret_cast<Exl3Expert*>(bytes_of(block.host) + ids_bytes);
   for (size_t i = 0; i < served.size(); ++i) {
@@ -143,12 +141,11 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
     if (e < b.pooled) b.entries[e].gate.trellis = entry.gate.trellis;
     ids[i] = e, entries[i] = entry;
   }
-  check_cuda(cudaMemcpyAsync(bytes_of(block.device), bytes_of(block.host), bytes, cudaMemcpyHostToDevice, s.handle()),
-             "table of experts");
-  move_rows({reinterpret_cast<const int32_t*>(bytes_of(block.device)), bytes_of(block.device) + ids_bytes, b.table,
-             static_cast<int64_t>(served.size()), static_cast<int64_t>(sizeof(Exl3Expert)), true},
-            s.handle());
-  record(stream, *block.arrived);
+  // The kernel reads the block from host memory: a copy would wait behind those of experts.
+  move_rows(
+      {ids, entries, b.table, static_cast<int64_t>(served.size()), static_cast<int64_t>(sizeof(Exl3Expert)), true},
+      s.handle());
+  record(stream, *block.read);
 }
 
 void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {

@@ -77,7 +77,7 @@ ExpertPools::Batch ExpertPools::issue(Stream& copies, FillKind kind, int64_t ban
   return batch;
 }
 
-// Experts that a bank is likely to need: those that it ever did, or all of them before it did.
+// Experts that a bank is likely to need: those that it ever did, or all of them where these are most or none.
 void ExpertPools::copy_ahead() {
   while (ahead_bank_ < ahead_banks_ && free_frames_.size() > kept_free(frames_.size())) {
     const ExpertPlanner& planner = pools_[ahead_bank_].planner;
@@ -86,7 +86,8 @@ void ExpertPools::copy_ahead() {
       const int32_t experts = planner.options().experts;
       for (int32_t e = 0; e < experts; ++e)
         if (planner.touched(e)) candidates_.push_back(e);
-      if (candidates_.empty()) {
+      // What is demanded later waits behind all that is copied ahead: a few copies in vain cost less.
+      if (candidates_.empty() || 4 * candidates_.size() >= 3 * static_cast<size_t>(experts)) {
         candidates_.resize(static_cast<size_t>(experts));
         std::iota(candidates_.begin(), candidates_.end(), 0);
       }

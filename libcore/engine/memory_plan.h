@@ -26,8 +26,8 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, const LoadOptions& load,
                        const EngineOptions& engine, uint64_t limit);
 
-// Of the device, for recorded rounds and the driver, which a plan of lines leaves free.
-inline constexpr uint64_t kPlanReserve = uint64_t{1} << 30;
+// Of the device, for the driver's context, the kernels' code and recorded rounds, which a plan of lines leaves free.
+inline constexpr uint64_t kPlanReserve = uint64_t{3} << 29;
 
 // The plan with the most expert lines a layer that leave kPlanReserve of the limit free: with none, every expert on the
 // device, when that fits or the limit is unknown. One line a layer when not even that fits.
