@@ -42,8 +42,8 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, unsigned threads,
   if (e != cudaSuccess) throw Error(ErrorKind::Device, std::string(name) + ": " + cudaGetErrorString(e));
 }
 
-// Every kernel calls this before it touches anything that a launch may have written; only weights, and what the launch
-// before the previous one has written, may be read earlier. The next kernel may start once all blocks have called it.
+// Every kernel calls this before it touches what a launch may have written; only weights, and what the launch before
+// the previous one wrote, may be read earlier: linears beside one another count as one. Then the next kernel may start.
 __device__ __forceinline__ void wait_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
