@@ -178,6 +178,7 @@ void generate(const Options& o, ToolRun& run) {
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);
   if (!weights.mtp) draft = {}, eo.state.draft_head = false, eo.state.trials = 0;
+  routing.warm(weights);
   Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
@@ -253,6 +254,7 @@ void generate(const Options& o, ToolRun& run) {
     receipt.evidence["snapshot_bytes"] = stats.snapshot_bytes;
   }
   routing.finish(run);
+  report_pools(weights, run);
   if (eo.graphs) {
     const GraphCounters& g = engine.graph_counters();
     receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;

@@ -195,7 +195,7 @@ class ExpertsKernel : public Kernel {
       const Expert x = host_expert(p, layout, e);
       sources.push_back({linear_source(x.part[0]), linear_source(x.part[1]), linear_source(x.part[2])});
     }
-    const auto bank = backend->load_experts(std::move(sources));
+    const auto bank = backend->load_experts(std::move(sources), 0);
     const auto stream = backend->make_stream();
     const int64_t slots = p.number("slots"), hidden = p.number("hidden");
     for (int64_t r = 0; r < p.rows; ++r)

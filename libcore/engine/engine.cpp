@@ -57,6 +57,7 @@ void Engine::make_activations() {
   a_.head_in = make(DType::F32, {std::max(R, draws), H});
   a_.draw_logits = make(DType::F32, {draws, c.vocab_size});
   a_.sampled = make(DType::I32, {draws});
+  routed_ = backend_.allocate(a_.ids.bytes(), Space::Host);
   drawn_ = backend_.allocate(draws * sizeof(int32_t), Space::Host);
   if (has_draft_head()) {
     a_.draft_stack = make(DType::F32, {R, n, H});
@@ -80,6 +81,7 @@ void Engine::reserve() {
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   const uint64_t before = backend_.device_bytes();
+  reserving_ = true;
   backend_.reserve(*stream_, [&] {
     launch_forward(nullptr);
     launch_draws(config().vocab_size, false);
@@ -89,6 +91,7 @@ void Engine::reserve() {
     backend_.linear(*stream_, *weights_.lm_head, hidden,
                     View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
+  reserving_ = false;
   workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
 }
@@ -131,7 +134,8 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 }
 
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
-  recordable = recordable && !routing_;
+  // Planning on the host waits for every layer's routing, as reporting does.
+  recordable = recordable && !routing_ && !weights_.pools;
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);

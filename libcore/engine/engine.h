@@ -148,7 +148,8 @@ class Engine {
   void launch_forward(const Probe& probe);
   void launch_draws(int64_t valid, bool greedy);
   void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
-  void report_routing(const Layer& layer, const View& ids);
+  void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots);
+  std::span<const int32_t> fetch_routing(const View& ids);
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
   void absorb_drafts();
   // Rows of the draft head: tokens I32 [R], stacks [R, n, H], which are normed in place; out as stacks, or the same.
@@ -173,6 +174,8 @@ class Engine {
   std::vector<Buffer> buffers_;
   uint64_t workspace_bytes_ = 0;
   Buffer asked_logits_, drawn_;  // of logits(), and the ids of a round on the host
+  Buffer routed_;                // the router's ids of one layer on the host
+  bool reserving_ = false;       // launches are counted and not made
   Activations a_;
   Inputs in_;
   std::vector<Lane> lanes_, draft_lanes_;
