@@ -46,11 +46,21 @@ struct ExpertSource {
   LinearSource gate, up, down;  // [f, H], [f, H], [H, f]
 };
 
-// The routed experts of one layer in the backend's form.
+// The experts of one layer in the backend's form. The first `pooled` lie in host memory and are computed from lines:
+// stretches of device memory that fill() brings them to and serve() names.
 class ExpertBank {
  public:
   virtual ~ExpertBank() = default;
   int64_t experts = 0, in = 0, width = 0;
+  int64_t pooled = 0, line_bytes = 0;  // line_bytes: what a line for any of them takes, a multiple of 256
+  uint64_t host_bytes = 0;             // that the pooled ones take
+  uint64_t filled_bytes = 0;           // that fill() has copied
+};
+
+// Where the next operations find a pooled expert: U8, the line that it was brought to, or nothing.
+struct ServedExpert {
+  int32_t expert = 0;
+  View line;
 };
 
 // ---------------------------------------------------------------------------------------------- rows of a forward
@@ -204,7 +214,13 @@ class Backend {
   virtual DType kv_dtype() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
+  // One that also notes the time of its point.
+  virtual std::unique_ptr<Event> make_timed_event() = 0;
+  // From one timed event's point to another's; waits for both.
+  virtual double elapsed_ns(Event& from, Event& to) = 0;
   virtual void record(Stream&, Event&) = 0;
+  // What follows on the stream waits for the event's point; for nothing when it was never set.
+  virtual void wait(Stream&, Event&) = 0;
   // Zero-filled; host memory is such that copies from it run beside the host. Throws Unsupported with the bytes asked
   // and available.
   virtual Buffer allocate(size_t bytes, Space space) = 0;
@@ -217,7 +233,8 @@ class Backend {
   // nothing to record. Throws Device when that fails, and what `calls` throws; the stream can be used on.
   virtual std::unique_ptr<Graph> capture(Stream&, const std::function<void()>& calls) = 0;
   virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
-  virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) = 0;
+  // The first `pooled` go to pinned host memory, and none of them is served yet; the others to the device.
+  virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) = 0;
 
   // dst = src, bytes of equal size, between any two spaces.
   virtual void copy(Stream&, View dst, View src) = 0;
@@ -263,7 +280,15 @@ class Backend {
   // logits [R, E] -> ids I32 [R, k], weights F32 [R, k]. ids may have one more column: it is filled with E, the expert
   // after the routed ones.
   virtual void router(Stream&, bool normalise, View logits, View ids, View weights) = 0;
-  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H].
+  // Copies a pooled expert to a line of at least line_bytes, in the stream's order.
+  virtual void fill(Stream&, ExpertBank&, int32_t expert, View line) = 0;
+  // Names where experts of the bank are from here on; not to be recorded. An expert that is not pooled is served again,
+  // or not, by any line or none.
+  virtual void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) = 0;
+  // For debugging: waits for the stream and throws Internal when the line of a served expert holds another's canary.
+  virtual void check_served(Stream&, const ExpertBank&) = 0;
+  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H]; slots of experts that are
+  // not served stay as they are.
   virtual void experts(Stream&, const ExpertBank&, View x, View ids, View slots) = 0;
   // out = silu(gate) * up, element by element.
   virtual void swiglu(Stream&, View gate, View up, View out) = 0;

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <vector>
 
 #include "kernels/cpu/threads.h"
+#include "kernels/expert_extent.h"
 #include "kernels/ops.h"
 
 namespace fnx::cpu {
@@ -13,6 +15,7 @@ namespace fnx::cpu {
 // Operations are done when they return.
 struct CpuEvent : Event {
   void wait() override {}
+  std::chrono::steady_clock::time_point at;
 };
 
 // Intermediate rows of one operation; grows to the largest request and is reused.
@@ -39,6 +42,8 @@ struct DecodedBudget {
 class CpuLinear : public Linear {
  public:
   CpuLinear(LinearSource source, DecodedBudget& budget);
+  // Weights that may change from call to call: they are decoded at every use.
+  void move_to(const std::byte* weights);
 
   // y[r] = W x[r] + bias for rows of stride `in` and `out`; the caller's thread does all of it.
   void apply(const float* x, int64_t rows, float* y);
@@ -64,8 +69,13 @@ class CpuLinear : public Linear {
 struct CpuExperts : ExpertBank {
   struct Expert {
     std::unique_ptr<CpuLinear> gate, up, down;
+    ExpertExtent extent;
+    int64_t at = 0;                   // in the arena
+    const std::byte* line = nullptr;  // that it is served from
+    bool served = true;
   };
   std::vector<Expert> list;
+  Buffer arena;
 };
 
 // Of the batch's i-th lane.
@@ -94,13 +104,19 @@ class CpuBackend : public Backend {
   DType kv_dtype() const override { return DType::F32; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
   std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
-  void record(Stream&, Event&) override {}
+  std::unique_ptr<Event> make_timed_event() override { return make_event(); }
+  double elapsed_ns(Event& from, Event& to) override {
+    return std::chrono::duration<double, std::nano>(static_cast<CpuEvent&>(to).at - static_cast<CpuEvent&>(from).at)
+        .count();
+  }
+  void record(Stream&, Event& event) override { static_cast<CpuEvent&>(event).at = std::chrono::steady_clock::now(); }
+  void wait(Stream&, Event&) override {}
   Buffer allocate(size_t bytes, Space space) override;
   uint64_t device_bytes() const override { return 0; }
   void reserve(Stream&, const std::function<void()>&) override {}
   std::unique_ptr<Graph> capture(Stream&, const std::function<void()>&) override { return nullptr; }
   std::unique_ptr<Linear> load_linear(LinearSource source) override;
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override;
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override;
   void copy(Stream&, View dst, View src) override;
   void clear(Stream&, View dst) override;
   void gather(Stream&, View ids, View from, View to) override;
@@ -119,6 +135,9 @@ class CpuBackend : public Backend {
   void qsa_select(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
   void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) override;
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
+  void fill(Stream&, ExpertBank&, int32_t expert, View line) override;
+  void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) override;
+  void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
   void swiglu(Stream&, View gate, View up, View out) override;
   void combine(Stream&, View slots, View weights, View shared, View shared_gate, View y) override;

@@ -15,7 +15,9 @@ namespace cuda {
 namespace {
 
 struct CudaEvent : Event {
-  CudaEvent() { check_cuda(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming), "cudaEventCreate"); }
+  explicit CudaEvent(bool timed) {
+    check_cuda(cudaEventCreateWithFlags(&handle, timed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreate");
+  }
   ~CudaEvent() override { cudaEventDestroy(handle); }
   void wait() override { check_cuda(cudaEventSynchronize(handle), "waiting for the device"); }
   cudaEvent_t handle = nullptr;
@@ -101,13 +103,33 @@ CudaBackend::~CudaBackend() {
 
 std::unique_ptr<Event> CudaBackend::make_event() {
   if (memory_->plan()) return std::make_unique<NoEvent>();
-  return std::make_unique<CudaEvent>();
+  return std::make_unique<CudaEvent>(false);
+}
+
+std::unique_ptr<Event> CudaBackend::make_timed_event() {
+  if (memory_->plan()) return std::make_unique<NoEvent>();
+  return std::make_unique<CudaEvent>(true);
+}
+
+double CudaBackend::elapsed_ns(Event& from, Event& to) {
+  from.wait(), to.wait();
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, static_cast<CudaEvent&>(from).handle, static_cast<CudaEvent&>(to).handle),
+             "cudaEventElapsedTime");
+  return double{ms} * 1e6;
 }
 
 void CudaBackend::record(Stream& stream, Event& event) {
   if (memory_->plan()) return;
   check_cuda(cudaEventRecord(static_cast<CudaEvent&>(event).handle, static_cast<BackendStream&>(stream).handle()),
              "cudaEventRecord");
+}
+
+void CudaBackend::wait(Stream& stream, Event& event) {
+  if (memory_->plan()) return;
+  check_cuda(
+      cudaStreamWaitEvent(static_cast<BackendStream&>(stream).handle(), static_cast<CudaEvent&>(event).handle, 0),
+      "cudaStreamWaitEvent");
 }
 
 Buffer CudaBackend::allocate(size_t bytes, Space space) {

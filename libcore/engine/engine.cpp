@@ -22,7 +22,7 @@ Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& op
 
 void Engine::make_activations() {
   const ModelConfig& c = weights_.config;
-  const int64_t R = options_.max_rows, n = c.streams, H = c.hidden_size, draws = most_draws();
+  const int64_t R = most_draft_rows(), n = c.streams, H = c.hidden_size, draws = most_draws();
   a_.stack = make(DType::F32, {R, n, H});
   a_.u = make(DType::F32, {R, H});
   a_.attn_inj = make(DType::F32, {R, n});
@@ -58,6 +58,7 @@ void Engine::make_activations() {
   a_.head_in = make(DType::F32, {std::max(R, draws), H});
   a_.draw_logits = make(DType::F32, {draws, c.vocab_size});
   a_.sampled = make(DType::I32, {draws});
+  routed_ = backend_.allocate(a_.ids.bytes(), Space::Host);
   drawn_ = backend_.allocate(draws * sizeof(int32_t), Space::Host);
   if (has_draft_head()) {
     a_.draft_stack = make(DType::F32, {R, n, H});
@@ -69,17 +70,19 @@ void Engine::make_activations() {
 // Inputs and workspaces of the largest forward: all rows in one sequence that is as long as it may be, every slot drawn
 // from, and the logits of every row.
 void Engine::reserve() {
-  const int64_t R = options_.max_rows, slots = options_.state.slots;
-  place_proposal(R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
-  place(R, slots, most_draws(), R, slots);
+  const int64_t R = options_.max_rows, draft_rows = most_draft_rows(), slots = options_.state.slots;
+  place_proposal(draft_rows, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
+  place(R, slots, most_draws(), draft_rows, slots);
   staging_.allocate();
-  place(R, slots, most_draws(), R, slots);
+  place(R, slots, most_draws(), draft_rows, slots);
   const Lane lane{0, 0, static_cast<int32_t>(R),
                   static_cast<int32_t>(std::max<int64_t>(0, options_.state.max_tokens - R))};
   lanes_ = draft_lanes_ = {lane};
+  draft_lanes_[0].rows = static_cast<int32_t>(draft_rows);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   const uint64_t before = backend_.device_bytes();
+  reserving_ = true;
   backend_.reserve(*stream_, [&] {
     launch_forward(nullptr);
     launch_draws(config().vocab_size, false);
@@ -89,6 +92,7 @@ void Engine::reserve() {
     backend_.linear(*stream_, *weights_.lm_head, hidden,
                     View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
+  reserving_ = false;
   workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
 }
@@ -121,7 +125,9 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                valid,
                0,
                greedy};
-  run_round(key, key.rows == key.lanes || key.rows == key.draws, work);
+  // Rows that waited come in many numbers and seldom.
+  const bool usual = key.draft_rows <= key.rows;
+  run_round(key, usual && (key.rows == key.lanes || key.rows == key.draws), work);
   if (draws.empty()) return {};
   stream_->synchronize();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
@@ -129,7 +135,8 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 }
 
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
-  recordable = recordable && !routing_;
+  // Planning on the host waits for every layer's routing, as reporting does.
+  recordable = recordable && !routing_ && !weights_.pools;
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);

@@ -9,6 +9,8 @@ void Engine::launch_forward(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
+  if (weights_.pools && !reserving_)
+    weights_.pools->begin(batch_.rows, c.experts_per_token, c.layers() + (has_draft_head() && draft_batch_.rows > 0));
   size_t ple = 0;
   Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
@@ -68,8 +70,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
-  if (routing_) report_routing(layer, ids);
-  ops.experts(s, *m.experts, u, ids, slots);
+  run_experts(layer, u, ids, slots);
   View shared;
   if (!m.shared_in_bank()) {
     shared = rows(a_.shared);
@@ -82,20 +83,30 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   return mlp;
 }
 
-void Engine::report_routing(const Layer& layer, const View& ids) {
-  std::vector<int32_t> host(static_cast<size_t>(ids.size()));
-  View to = ids;
-  to.data = reinterpret_cast<std::byte*>(host.data()), to.space = Space::Host;
+void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots) {
+  const auto compute = [&] { backend_.experts(*stream_, *layer.moe.experts, x, ids, slots); };
+  if (reserving_ || (!routing_ && !weights_.pools)) return compute();
+  const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
+  const int64_t l = draft ? config().layers() : &layer - weights_.layers.data();
+  const std::span<const int32_t> routed = fetch_routing(ids);
+  if (routing_) routing_(l, routed);
+  if (weights_.pools)
+    weights_.pools->run(*stream_, l, routed, compute);
+  else
+    compute();
+}
+
+// Without the shared expert's column, where the bank holds it.
+std::span<const int32_t> Engine::fetch_routing(const View& ids) {
+  const View to = routed_.view(DType::I32, {ids.shape[0], ids.shape[1]});
   backend_.copy(*stream_, to, ids);
   stream_->synchronize();
-  // Without the shared expert's column, where the bank holds it.
+  auto* host = to.as<int32_t>();
   const auto columns = static_cast<size_t>(ids.shape[1]), routed = static_cast<size_t>(config().experts_per_token);
   size_t kept = 0;
-  for (size_t i = 0; i < host.size(); ++i)
+  for (size_t i = 0; i < static_cast<size_t>(ids.size()); ++i)
     if (i % columns < routed) host[kept++] = host[i];
-  host.resize(kept);
-  const bool draft = weights_.mtp && &layer == &weights_.mtp->layer;
-  routing_(draft ? config().layers() : &layer - weights_.layers.data(), host);
+  return {host, kept};
 }
 
 void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {

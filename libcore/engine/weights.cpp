@@ -149,7 +149,7 @@ class Loader {
       m.shared_up = backend_.load_linear(std::move(shared.up));
       m.shared_down = backend_.load_linear(std::move(shared.down));
     }
-    m.experts = backend_.load_experts(std::move(experts));
+    m.experts = backend_.load_experts(std::move(experts), options_.pools.lines > 0 ? c_.experts : 0);
     return m;
   }
 
@@ -269,6 +269,12 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   if (draft) {
     w.mtp.emplace(load.mtp());
     done(total);
+  }
+  if (options.pools.lines > 0) {
+    std::vector<ExpertBank*> banks;
+    for (const Layer& l : w.layers) banks.push_back(l.moe.experts.get());
+    if (w.mtp) banks.push_back(w.mtp->layer.moe.experts.get());
+    w.pools = std::make_unique<ExpertPools>(backend, std::move(banks), options.pools);
   }
   return w;
 }

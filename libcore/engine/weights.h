@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "libcore/engine/expert_pools.h"
 #include "libcore/engine/ngram.h"
 #include "libcore/format/model_config.h"
 #include "libcore/format/ngram_table.h"
@@ -63,6 +64,7 @@ struct MtpHead {
 
 struct LoadOptions {
   bool draft_head = true;         // load mtp.* when the checkpoint has it
+  ExpertPoolsOptions pools;       // lines above 0: routed experts go to pinned host memory
   bool accept_raw_norms = false;  // skip the check of raw_norm_problems (libcore/format/pack_survey.h)
 };
 
@@ -73,7 +75,8 @@ struct Weights {
   std::vector<Layer> layers;
   HyperConnection mixer;
   std::optional<MtpHead> mtp;
-  std::vector<Buffer> buffers;  // owns what the views above show
+  std::unique_ptr<ExpertPools> pools;  // of every layer, the draft head's last; null when every expert is on the device
+  std::vector<Buffer> buffers;         // owns what the views above show
 
   // Throws Input naming the tensor for everything missing, misshapen or contradicting the config. `progress` is called
   // with layers done and their number.

@@ -35,7 +35,15 @@ class Recording : public RecordingBackend {
   DType kv_dtype() const override { return inner_.kv_dtype(); }
   std::unique_ptr<Stream> make_stream() override { return inner_.make_stream(); }
   std::unique_ptr<Event> make_event() override { return inner_.make_event(); }
+  std::unique_ptr<Event> make_timed_event() override { return inner_.make_timed_event(); }
+  double elapsed_ns(Event& from, Event& to) override { return inner_.elapsed_ns(from, to); }
   void record(Stream& s, Event& e) override { inner_.record(s, e); }
+  void wait(Stream& s, Event& e) override { inner_.wait(s, e); }
+  void fill(Stream& s, ExpertBank& bank, int32_t expert, View line) override { inner_.fill(s, bank, expert, line); }
+  void serve(Stream& s, ExpertBank& bank, std::span<const ServedExpert> served) override {
+    inner_.serve(s, bank, served);
+  }
+  void check_served(Stream& s, const ExpertBank& bank) override { inner_.check_served(s, bank); }
   Buffer allocate(size_t bytes, Space space) override { return inner_.allocate(bytes, space); }
   uint64_t device_bytes() const override { return inner_.device_bytes(); }
   void reserve(Stream& s, const std::function<void()>& calls) override { inner_.reserve(s, calls); }
@@ -43,8 +51,8 @@ class Recording : public RecordingBackend {
     return inner_.capture(s, calls);
   }
   std::unique_ptr<Linear> load_linear(LinearSource source) override { return inner_.load_linear(std::move(source)); }
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override {
-    return inner_.load_experts(std::move(experts));
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override {
+    return inner_.load_experts(std::move(experts), pooled);
   }
   void copy(Stream& s, View dst, View src) override { inner_.copy(s, dst, src); }
   void clear(Stream& s, View dst) override { inner_.clear(s, dst); }

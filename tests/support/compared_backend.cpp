@@ -41,7 +41,10 @@ class Compared : public ComparedBackend {
   DType kv_dtype() const override { return device_.kv_dtype(); }
   std::unique_ptr<Stream> make_stream() override { return device_.make_stream(); }
   std::unique_ptr<Event> make_event() override { return device_.make_event(); }
+  std::unique_ptr<Event> make_timed_event() override { return device_.make_timed_event(); }
+  double elapsed_ns(Event& from, Event& to) override { return device_.elapsed_ns(from, to); }
   void record(Stream& s, Event& e) override { device_.record(s, e); }
+  void wait(Stream& s, Event& e) override { device_.wait(s, e); }
   Buffer allocate(size_t bytes, Space space) override { return device_.allocate(bytes, space); }
   uint64_t device_bytes() const override { return device_.device_bytes(); }
   void reserve(Stream& s, const std::function<void()>& calls) override {
@@ -56,9 +59,9 @@ class Compared : public ComparedBackend {
     two->device = device_.load_linear(source), two->cpu = cpu_.load_linear(source);
     return two;
   }
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override {
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override {
     auto two = std::make_unique<TwoBanks>();
-    two->device = device_.load_experts(experts), two->cpu = cpu_.load_experts(experts);
+    two->device = device_.load_experts(experts, pooled), two->cpu = cpu_.load_experts(experts, 0);
     return two;
   }
   void copy(Stream& s, View dst, View src) override { device_.copy(s, dst, src); }
@@ -158,6 +161,15 @@ class Compared : public ComparedBackend {
     run(
         s, "router", [&] { device_.router(s, normalise, logits, ids, weights); }, {ids, weights},
         [&] { cpu_.router(*cpu_stream_, normalise, host(logits), host(ids), host(weights)); });
+  }
+  void fill(Stream& s, ExpertBank& bank, int32_t expert, View line) override {
+    device_.fill(s, *static_cast<TwoBanks&>(bank).device, expert, line);
+  }
+  void serve(Stream& s, ExpertBank& bank, std::span<const ServedExpert> served) override {
+    device_.serve(s, *static_cast<TwoBanks&>(bank).device, served);
+  }
+  void check_served(Stream& s, const ExpertBank& bank) override {
+    device_.check_served(s, *static_cast<const TwoBanks&>(bank).device);
   }
   void experts(Stream& s, const ExpertBank& bank, View x, View ids, View slots) override {
     const auto& two = static_cast<const TwoBanks&>(bank);

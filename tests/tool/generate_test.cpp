@@ -299,3 +299,19 @@ TEST_CASE("cuda: prompts and limits that do not fit are refused with their numbe
   for (int i = 0; i < 8192; ++i) ids += ",5";
   refused(generate({"--token-ids", ids, "--backend", "cuda"}), 3, {"8193 tokens", "8192", "shorten"});
 }
+
+TEST_CASE("generate: --reuse gives the same answers and counts what it did not read again") {
+  std::string lines;
+  const std::vector<int32_t> ids = Golden::get().prompt("long-700").ids;
+  const std::vector<int32_t> shared(ids.begin(), ids.begin() + 60);
+  for (int i = 0; i < 3; ++i) lines += fmt::format("{{\"id\": {}, \"tokens\": [{},{}]}}\n", i, joined(shared), 100 + i);
+  const RunResult cold = generate({"--jsonl", "-", "--max-tokens", "5"}, lines);
+  const RunResult warm = generate({"--jsonl", "-", "--max-tokens", "5", "--reuse"}, lines);
+  REQUIRE(warm.exit_code == 0);
+  CHECK(warm.out == cold.out);
+  const Json evidence = read_receipt(warm, "fnx-generate")["evidence"];
+  CHECK(evidence["reused_tokens"] == 2 * 60);
+  CHECK(evidence["snapshots"] == 1);
+  CHECK(evidence["prompt_rows"] == 61 + 2);
+  CHECK(generate({"--prompt", "a", "--reuse", "--mtp-logits"}).exit_code == 2);
+}
