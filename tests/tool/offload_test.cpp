@@ -15,7 +15,7 @@ const std::string kTiny = FNX_SOURCE_DIR "/fixtures/flashnext-tiny";
 
 RunResult generate(std::vector<std::string> more) {
   more.insert(more.begin(), {tool_path("fnx-generate"), "--model", kTiny, "--backend", "cpu", "--ignore-eos",
-                             "--max-tokens", "12", "--prompt", "In the beginning God created", "-q"});
+                             "--max-tokens", "12", "--draft", "off", "--prompt", "In the beginning God created", "-q"});
   return run_command(more);
 }
 
