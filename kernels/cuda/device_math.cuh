@@ -53,6 +53,14 @@ __device__ __forceinline__ void wait_previous() {
 inline unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// The same bits where 1 + expf(-x) is below 2^126, which x >= -87 ensures: the quotient's own steps, without its branch
+// for numbers beyond.
+__device__ __forceinline__ float sigmoid_in_range(float x) {
+  const float d = 1.0f + expf(-x);
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  return fmaf(r, -fmaf(d, r, -1.0f), r);
+}
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 

@@ -28,13 +28,13 @@ struct GdnParams {
   float* conv_state = nullptr;  // [slots, taps - 1, channels], oldest row first
   float* delta = nullptr;       // [slots, value_heads, 128, 128]
 
-  Lanes lanes;
+  Lanes lanes;  // of one row or more each
   int64_t rows = 0, key_heads = 0, value_heads = 0, taps = 0;
 
   float* convolved = nullptr;  // workspace [R, channels]: q, k normalised, v
   float* gates = nullptr;      // workspace [R, value_heads, 2]: exp(g), beta
 };
-// The three launches in order.
+// The three launches in order; for a few lanes of one row, convolution and recurrence in one.
 void gdn(const GdnParams& p, cudaStream_t stream);
 // Fills convolved and gates; the state is only read.
 void gdn_conv(const GdnParams& p, cudaStream_t stream);
