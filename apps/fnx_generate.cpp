@@ -28,7 +28,7 @@ struct Options {
   bool mtp_logits = false;
 
   void add(CLI::App& app) {
-    model.add(app);
+    model.add(app, true);
     prompts.add(app);
     routing.add(app);
     app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")
@@ -158,13 +158,20 @@ void generate(const Options& o, ToolRun& run) {
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
   eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
   eo.state.kv_dtype = kv_dtype;
-  eo.state.draft_head = o.mtp_logits;
+  DraftOptions draft = model.drafts(o.model,
+                                    o.mtp_logits                    ? "--mtp-logits shows the head in plain rounds"
+                                    : !o.routing.trace_file.empty() ? "--trace-experts records plain rounds"
+                                                                    : "",
+                                    run);
+  eo.state.draft_head = o.mtp_logits || draft.most > 0;
+  eo.state.trials = draft.most;
   int64_t longest = 1;
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
-  eo.max_rows = parallel * std::min(o.chunk_rows, longest);
+  eo.max_rows = parallel * std::max(std::min(o.chunk_rows, longest), 1 + eo.state.trials);
   eo.graphs = o.model.graph == "on", eo.inject_capture_failures = o.model.inject_capture_failure;
   if (model.plan(o.model, eo, run)) return;
-  const Weights weights = model.load(o.model, o.mtp_logits, run);
+  const Weights weights = model.load(o.model, eo.state.draft_head, run);
+  if (!weights.mtp) draft = {}, eo.state.draft_head = false, eo.state.trials = 0;
   Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
@@ -215,6 +222,7 @@ void generate(const Options& o, ToolRun& run) {
   so.valid_ids = tokenizer ? tokenizer->vocab_limit() : 0;
   so.all_logits = !o.logits_file.empty() && o.logits_rows == "all";
   so.draft_logits = o.mtp_logits;
+  so.draft = draft;
   const SchedulerStats stats = run_requests(engine, requests, so, events);
 
   if (!o.logits_file.empty() && !run.stopping()) write_logits(o.logits_file, prompts, answers, model.config.vocab_size);
@@ -226,6 +234,12 @@ void generate(const Options& o, ToolRun& run) {
                       {"prompt_rows", stats.prompt_rows},
                       {"decode_rows", stats.decode_rows},
                       {"selecting_rows", stats.selecting_rows}};
+  if (draft.most > 0) {
+    receipt.evidence["drafted_tokens"] = stats.drafted, receipt.evidence["kept_drafts"] = stats.drafts_kept;
+    std::vector<int64_t> depths(static_cast<size_t>(draft.most) + 1);
+    for (const DraftRound& r : stats.draft_rounds) ++depths[static_cast<size_t>(r.depth)];
+    receipt.evidence["rounds_by_draft_depth"] = depths;
+  }
   routing.finish(run);
   if (eo.graphs) {
     const GraphCounters& g = engine.graph_counters();

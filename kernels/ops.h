@@ -60,6 +60,13 @@ struct Lane {
   int32_t slot = 0, first_row = 0, rows = 0, start = 0;
 };
 
+// The last `tried` rows of a lane may be taken back: its slot's state becomes that before them, and what they bring is
+// kept beside it. The first `kept` of the rows that the slot's last call tried belong to the sequence: they come before
+// this call's first row. A lane of no rows brings its state up to date.
+struct Trial {
+  int32_t kept = 0, tried = 0;
+};
+
 // Describes the rows of one forward. `lanes` is the host's copy, the views are the backend's.
 struct Batch {
   std::span<const Lane> lanes;
@@ -68,6 +75,7 @@ struct Batch {
   int64_t most_positions = 0;
   View lane_table;   // I32 [lanes, 4], as Lane
   View positions;    // I32 [R]
+  View trials;       // I32 [lanes, 2], as Trial; empty: all zero
   View block_table;  // I32 [slots, pages a sequence]: page of a sequence's i-th run of page_tokens tokens
 };
 
@@ -99,9 +107,12 @@ struct GdnWeights {
   Gate gate = Gate::Sigmoid;
 };
 
+// A state that may try D rows has room for D more rows of what its convolution reads.
 struct GdnState {
-  View conv;   // F32 [slots, taps - 1, channels], oldest row first
+  View conv;   // F32 [slots, taps - 1 + D, channels], oldest row first, tried rows last
   View delta;  // F32 [slots, value_heads, key_dim, value_dim]
+  View tried;  // F32 [slots, D, 2, value_heads]: b and a of tried rows; empty when D is 0
+  int64_t trials() const { return tried.rank > 0 ? tried.shape[1] : 0; }
 };
 
 struct QsaWeights {
@@ -118,7 +129,8 @@ struct KvCache {
   int64_t page_tokens = 0;
   View keys, values;  // F32 or BF16 [pages, page_tokens, kv_heads, head_dim]; keys normed and rotated
   View index_keys;    // F32 [pages, page_tokens / ratio, index_dim]: pooled, normed, rotated keys of complete blocks
-  View raw_keys;      // F32 [slots, ratio, index_dim]: raw index keys of the incomplete block, at position % ratio
+  View raw_keys;      // F32 [slots, ring, index_dim]: raw index keys at position % ring, a multiple of the ratio;
+                      // longer than the ratio by the rows that may be tried
 };
 
 // Activations of one QSA layer. Queries and index queries are normed and rotated in place by qsa_write.
@@ -255,7 +267,7 @@ class Backend {
   // bias F32 [heads, dim] or empty; out F32 [R, heads * dim].
   virtual void ngram_decode(Stream&, int bits, View packed, View bias, View out) = 0;
   // stack += w + silu(conv c): w_s = sigmoid(gate_s) * value, c the normed w. key [R, n * H], value [R, H], stack
-  // [R, n, H], state F32 [slots, (taps - 1) * dilation, n * H], oldest row first.
+  // [R, n, H], state F32 [slots, (taps - 1) * dilation + D, n * H], oldest row first, tried rows last.
   virtual void ple_mix(Stream&, const PleWeights&, const Batch&, View key, View value, View state, View stack) = 0;
 
   // ids[r] = a draw from logits[r, 0 .. valid). params U8 [R, sizeof(SampleParams)], a SampleParams a row; greedy:

@@ -163,7 +163,8 @@ const std::vector<std::string>& launch_functions() {
       "exl3_linear",  "exl3_linear_many", "exl3_rotate",       "exl3_decode",  "exl3_experts", "exl3_experts_many",
       "router",       "swiglu",           "combine",           "embed",        "add",          "move_rows",
       "grouped_norm", "plain_linear",     "plain_linear_pair", "hc_mix",       "hc_inject",    "gdn",
-      "qsa_write",    "qsa_select",       "qsa_attend",        "ngram_decode", "ple_mix",      "sample"};
+      "qsa_write",    "qsa_select",       "qsa_attend",        "ngram_decode", "ple_mix",      "sample",
+      "exl3_linears"};
   return names;
 }
 

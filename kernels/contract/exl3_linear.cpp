@@ -1,6 +1,7 @@
 // EXL3 linear layers: the dispatching kernel, the many-row kernel by itself, rotation and decoding.
 #include "kernels/contract/families.h"
 
+#include <array>
 #include <cstring>
 
 #include "kernels/contract/controls.h"
@@ -14,8 +15,8 @@ namespace fnx::contract {
 
 namespace {
 
-constexpr Range kRange{-30, 8};  // rotated values stay under 65504
-enum class Path : uint8_t { Any, Many };
+constexpr Range kRange{-30, 8};                   // rotated values stay under 65504
+enum class Path : uint8_t { Any, Beside, Many };  // Beside: the last of two matrices that share rows
 
 int splits_of(int64_t in, int64_t out) {
 #ifdef FNX_HAS_CUDA
@@ -100,9 +101,9 @@ void require_matrix(const Problem& p) {
 class LinearKernel : public Kernel {
  public:
   explicit LinearKernel(Path path) : path_(path) {
-    record_.id = path == Path::Any ? "exl3_linear" : "exl3_linear_many";
+    record_.id = path == Path::Any ? "exl3_linear" : path == Path::Beside ? "exl3_linears" : "exl3_linear_many";
     record_.operation = "linear";
-    if (path == Path::Any) record_.symbols.push_back({"exl3_few_kernel", 256, 64, 48 * 1024, 0, kSpill});
+    if (path != Path::Many) record_.symbols.push_back({"exl3_few_kernel", 256, 64, 48 * 1024, 0, kSpill});
     record_.symbols.push_back({"exl3_many_kernel", 256, 255, 0, kSharedLimit, 0});
     record_.symbols.push_back({"exl3_rotate_kernel", 128, 64, 0, 0, 0});
     record_.symbols.push_back({"exl3_decode_kernel", 256, 64, 0, 0, 0});
@@ -111,7 +112,8 @@ class LinearKernel : public Kernel {
         "2.5 "
         "and 3.5; codebooks 3inst, mcg, mul1; y F32 or BF16";
     record_.launch =
-        "few rows: out/128 x splits blocks; many rows: rotation, a warp a block of 128; decoding, a warp a tile; then "
+        "few rows: out/128 x splits blocks, of several matrices one launch beside the other; many rows: rotation, a "
+        "warp a block of 128; decoding, a warp a tile; then "
         "groups of "
         "rows x out/128 blocks";
     record_.operands = {{"x", "F32", "[rows, in]", 16, "read"},
@@ -275,11 +277,15 @@ class LinearKernel : public Kernel {
       const bool sound = p.number("in") == p["suh"].size() && p.number("out") == p["svh"].size() && p.rows > 0 &&
                          p.number("splits") >= 1 && p.number("splits") <= p.number("in") / 32;
       if (sound)
-        launch.workspace_bytes = cuda::exl3_workspace_bytes(p.number("in"), p.number("out"), p.rows);
+        launch.workspace_bytes = cuda::exl3_linears_workspace_bytes(std::array{launch.weight, launch.weight}, p.rows);
       else
         launch.workspace_bytes = size_t{1} << 26;
       launch.workspace = d.workspace("split sums", launch.workspace_bytes);
-      (path == Path::Many ? cuda::exl3_linear_many : cuda::exl3_linear)(launch, d.stream());
+      if (path != Path::Beside)
+        return (path == Path::Many ? cuda::exl3_linear_many : cuda::exl3_linear)(launch, d.stream());
+      cuda::Exl3Linear first = launch;
+      first.y = d.workspace("y of the first", p["y"].bytes() + 16);
+      cuda::exl3_linears(std::array{first, launch}, d.stream());
     };
   }
 #endif
@@ -292,6 +298,7 @@ class LinearKernel : public Kernel {
 
 void add_exl3_linear(KernelList& list) {
   list.push_back(std::make_unique<LinearKernel>(Path::Any));
+  list.push_back(std::make_unique<LinearKernel>(Path::Beside));
   list.push_back(std::make_unique<LinearKernel>(Path::Many));
 }
 

@@ -262,7 +262,7 @@ void gdn_cpu(Problem& p) {
                p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
   const LaneBatch lanes(p);
   backend->gdn(*backend->make_stream(), w, lanes.batch, p["qkv"].view(), p["z"].view(), p["b"].view(), p["a"].view(),
-               {p["conv_state"].view(), p["delta"].view()}, p["out"].view());
+               {p["conv_state"].view(), p["delta"].view(), {}}, p["out"].view());
 }
 
 }  // namespace
@@ -273,6 +273,7 @@ void add_gdn(KernelList& list) {
       "gdn",
       "gdn",
       {{"gdn_conv_kernel", 64, 128, 0, 0, 0},
+       {"gdn_conv_prompt_kernel", 64, 128, 0, 0, 0},
        {"gdn_row_kernel", 128, 128, 4096, 0, 0},
        {"gdn_recurrence_kernel", 128, 255, 0, 0, 0},
        {"gdn_prompt_kernel", 128, 255, 48 * 1024, 0, 0},

@@ -220,23 +220,24 @@ void pair_host(Problem& p, PairFault fault) {
 
 std::unique_ptr<Kernel> pair_entry() {
   Entry e;
-  e.record = {"plain_linear_pair",
-              "linear",
-              {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
-               {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
-               {"plain_tile_kernel", 256, 255, 0, kSharedLimit, 256}},
-              "two F16 weights of one in, a multiple of 8, over the same rows",
-              "as plain_linear on tensor cores, the second's tiles after the first's",
-              {{"x", "F32", "[rows, in]", 16, "read"},
-               {"w_a", "F16", "[out_a, in]", 16, "read"},
-               {"w_b", "F16", "[out_b, in]", 16, "read"},
-               {"y_a", "F32", "[rows, out_a]", 4, "written"},
-               {"y_b", "F32", "[rows, out_b]", 4, "written"}},
-              "none",
-              "a row depends on that row of x",
-              "as plain_linear, both by the plan of the first",
-              "x as a sum of two fp16 numbers",
-              "|x| below 65504"};
+  e.record = {
+      "plain_linear_pair",
+      "linear",
+      {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
+       {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
+       {"plain_tile_kernel", 256, 255, 0, kSharedLimit, 256}},
+      "two F16 weights of one in, a multiple of 8, over the same rows",
+      "as plain_linear on tensor cores, the second's tiles after the first's; may run beside the launch before it",
+      {{"x", "F32", "[rows, in]", 16, "read"},
+       {"w_a", "F16", "[out_a, in]", 16, "read"},
+       {"w_b", "F16", "[out_b, in]", 16, "read"},
+       {"y_a", "F32", "[rows, out_a]", 4, "written"},
+       {"y_b", "F32", "[rows, out_b]", 4, "written"}},
+      "none",
+      "a row depends on that row of x",
+      "as plain_linear, both by the plan of the first",
+      "x as a sum of two fp16 numbers",
+      "|x| below 65504"};
   const auto shape = [](int64_t in, int64_t out_a, int64_t out_b) {
     return Shape{"[" + std::to_string(out_a) + " and " + std::to_string(out_b) + ", " + std::to_string(in) + "]",
                  {{"in", in}, {"out_a", out_a}, {"out_b", out_b}}};
@@ -285,6 +286,18 @@ std::unique_ptr<Kernel> pair_entry() {
       const int64_t counters = cuda::plain_counters(a.in, a.out) + cuda::plain_counters(b.in, b.out);
       a.work.counters =
           static_cast<uint32_t*>(d.workspace("counters", static_cast<size_t>(counters) * sizeof(uint32_t)));
+    }
+    const auto rows = static_cast<size_t>(std::max<int64_t>(p.rows, 1));
+    if (a.in % 8 == 0 && a.out > 0 && b.out > 0 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0) {
+      // A launch to run beside.
+      cuda::PlainLinearParams before = a;
+      before.y = static_cast<float*>(d.workspace("y before", rows * static_cast<size_t>(a.out) * sizeof(float)));
+      before.work.partials = static_cast<float*>(d.workspace(
+          "partials before", static_cast<size_t>(cuda::plain_partials(p.rows, a.in, a.out)) * sizeof(float)));
+      before.work.counters = static_cast<uint32_t*>(
+          d.workspace("counters before", static_cast<size_t>(cuda::plain_counters(a.in, a.out)) * sizeof(uint32_t)));
+      cuda::plain_linear(before, d.stream());
+      a.beside = true;
     }
     cuda::plain_linear_pair(a, b, d.stream());
   };

@@ -152,8 +152,12 @@ cuda::QsaShape device_shape(const Problem& p, DeviceProblem& d) {
 }
 
 cuda::QsaCache device_cache(const Problem& p, DeviceProblem& d) {
-  return {static_cast<DType>(p.number("dtype")), d.at("keys"), d.at("values"), d.get<float>("index_keys"),
-          d.get<float>("raw_keys")};
+  return {static_cast<DType>(p.number("dtype")),
+          d.at("keys"),
+          d.at("values"),
+          d.get<float>("index_keys"),
+          d.get<float>("raw_keys"),
+          p.number("ratio")};
 }
 #endif
 

@@ -1,6 +1,7 @@
 // The reference backend: see make_cpu_backend in kernels/ops.h. One source a family of operations.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -66,6 +67,24 @@ struct CpuExperts : ExpertBank {
   };
   std::vector<Expert> list;
 };
+
+// Of the batch's i-th lane.
+inline Trial trial_of(const Batch& batch, size_t i) {
+  if (batch.trials.rank == 0) return {};
+  const int32_t* t = batch.trials.as<int32_t>() + 2 * i;
+  return {t[0], t[1]};
+}
+
+// Keeps what the next call of a lane reads: of the `history` rows in `past`, the `kept` after them and the lane's own
+// `rows`, the last history + tried.
+inline void keep_history(float* past, const float* rows, int64_t width, int64_t history, const Lane& lane,
+                         const Trial& trial) {
+  const int64_t old = history + trial.kept, from = trial.kept + lane.rows - trial.tried;
+  for (int64_t i = 0; i < history + trial.tried; ++i) {
+    const float* row = from + i < old ? past + (from + i) * width : rows + (from + i - old) * width;
+    if (row != past + i * width) std::copy_n(row, width, past + i * width);
+  }
+}
 
 class CpuBackend : public Backend {
  public:

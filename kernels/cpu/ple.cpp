@@ -67,8 +67,10 @@ void CpuBackend::ple_mix(Stream& stream, const PleWeights& w, const Batch& batch
       norm(w.norm_conv, gated + r * wide + at, c + r * wide + at);
     }
   });
-  for (const Lane& lane : batch.lanes) {
-    float* past = state.as<float>() + lane.slot * history * wide;
+  for (size_t l = 0; l < batch.lanes.size(); ++l) {
+    const Lane& lane = batch.lanes[l];
+    const Trial trial = trial_of(batch, l);
+    float* past = state.as<float>() + lane.slot * state.shape[1] * wide;
     each(lane.rows, wide * 16, [&](int64_t i) {
       const int64_t r = lane.first_row + i;
       const float* taps = w.conv.as<float>();
@@ -76,16 +78,14 @@ void CpuBackend::ple_mix(Stream& stream, const PleWeights& w, const Batch& batch
         double sum = 0;
         for (int64_t t = 0; t < w.taps; ++t) {
           const int64_t j = i - (w.taps - 1 - t) * w.dilation;  // row of this lane; negative: from the state
-          const float* from = j >= 0 ? c + (lane.first_row + j) * wide : past + (history + j) * wide;
+          const float* from = j >= 0 ? c + (lane.first_row + j) * wide : past + (history + trial.kept + j) * wide;
           sum += double{taps[ch * w.taps + t]} * from[ch];
         }
         float& to = stack.as<float>()[r * wide + ch];
         to = static_cast<float>(to + (gated[r * wide + ch] + silu(sum)));
       }
     });
-    const int64_t kept = std::max<int64_t>(0, history - lane.rows), fresh = history - kept;
-    if (kept > 0) std::copy(past + (history - kept) * wide, past + history * wide, past);
-    std::copy_n(c + (lane.first_row + lane.rows - fresh) * wide, fresh * wide, past + kept * wide);
+    keep_history(past, c + lane.first_row * wide, wide, history, lane, trial);
   }
 }
 

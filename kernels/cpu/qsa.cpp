@@ -63,16 +63,17 @@ void CpuBackend::qsa_write(Stream&, const QsaWeights& w, const Batch& batch, con
       store(cache.keys, at, rows.key.as<float>() + r * kv_width, kv_width);
       store(cache.values, at, rows.value.as<float>() + r * kv_width, kv_width);
     });
-    float* raw = cache.raw_keys.as<float>() + lane.slot * w.ratio * w.index_dim;
+    const int64_t ring = cache.raw_keys.shape[1];
+    float* raw = cache.raw_keys.as<float>() + lane.slot * ring * w.index_dim;
     for (int64_t i = 0; i < lane.rows; ++i) {
       const int64_t position = lane.start + i, block = position / w.ratio;
       std::copy_n(rows.index.as<float>() + (lane.first_row + i) * index_width + w.index_heads * w.index_dim,
-                  w.index_dim, raw + position % w.ratio * w.index_dim);
+                  w.index_dim, raw + position % ring * w.index_dim);
       if ((position + 1) % w.ratio != 0) continue;
       float* pooled = cache.index_keys.as<float>() + pages.block(block, w.ratio) * w.index_dim;
       for (int64_t d = 0; d < w.index_dim; ++d) {
         double sum = 0;
-        for (int64_t j = 0; j < w.ratio; ++j) sum += raw[j * w.index_dim + d];
+        for (int64_t j = 0; j < w.ratio; ++j) sum += raw[(block * w.ratio % ring + j) * w.index_dim + d];
         pooled[d] = static_cast<float>(sum / static_cast<double>(w.ratio));
       }
       norm_and_rope(pooled, w.index_dim, w.index_k_norm, w, block * w.ratio);

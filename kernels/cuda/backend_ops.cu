@@ -21,7 +21,10 @@ BackendStream& of(Stream& stream) { return static_cast<BackendStream&>(stream); 
 float* f32(const View& v) { return reinterpret_cast<float*>(v.data); }
 int32_t* i32(const View& v) { return reinterpret_cast<int32_t*>(v.data); }
 
-Lanes lanes_of(const Batch& batch) { return {i32(batch.lane_table), static_cast<int64_t>(batch.lanes.size())}; }
+Lanes lanes_of(const Batch& batch) {
+  return {i32(batch.lane_table), static_cast<int64_t>(batch.lanes.size()),
+          batch.trials.rank > 0 ? i32(batch.trials) : nullptr};
+}
 
 QsaShape shape_of(const QsaWeights& w, const Batch& batch, const KvCache& kv) {
   QsaShape s;
@@ -34,7 +37,7 @@ QsaShape shape_of(const QsaWeights& w, const Batch& batch, const KvCache& kv) {
 }
 
 QsaCache cache_of(const KvCache& kv) {
-  return {kv.keys.dtype, kv.keys.data, kv.values.data, f32(kv.index_keys), f32(kv.raw_keys)};
+  return {kv.keys.dtype, kv.keys.data, kv.values.data, f32(kv.index_keys), f32(kv.raw_keys), kv.raw_keys.shape[1]};
 }
 
 const CudaLinear& plain_f16(const Linear& linear, const char* what) {
@@ -85,26 +88,39 @@ void CudaBackend::linear(Stream& stream, const Linear& linear, View x, View y) {
   if (s.running()) exl3_linear(p, s.handle());
 }
 
-// Neighbours of plain weights share a launch.
+// The quantized ones first, then the plain ones beside them; neighbours of plain weights share a launch.
 void CudaBackend::linears(Stream& stream, std::span<const Linear* const> list, View x, std::span<const View> y) {
   BackendStream& s = of(stream);
-  const auto params = [&](size_t i) {
-    const auto& l = static_cast<const CudaLinear&>(*list[i]);
-    return PlainLinearParams{l.plain, l.plain_dtype, l.bias, f32(x), f32(y[i]), x.shape[0], l.in, l.out, {}};
-  };
+  const int64_t rows = x.shape[0];
+  std::vector<Exl3Weight> weights;
+  std::vector<Exl3Linear> quantized;
+  std::vector<PlainLinearParams> plain;
   for (size_t i = 0; i < list.size(); ++i) {
-    if (i + 1 == list.size()) return linear(stream, *list[i], x, y[i]);
-    PlainLinearParams a = params(i);
-    const PlainLinearParams b = params(i + 1);
-    if (!static_cast<const CudaLinear&>(*list[i]).is_plain() ||
-        !static_cast<const CudaLinear&>(*list[i + 1]).is_plain() || !plain_pairs(a, b)) {
-      linear(stream, *list[i], x, y[i]);
-      continue;
+    const auto& l = static_cast<const CudaLinear&>(*list[i]);
+    if (l.is_plain()) {
+      plain.push_back({l.plain, l.plain_dtype, l.bias, f32(x), f32(y[i]), rows, l.in, l.out, {}});
+    } else {
+      weights.push_back(l.exl3);
+      quantized.push_back({l.exl3, rows, f32(x), y[i].data, DType::F32, nullptr, 0});
     }
-    a.work.partials = s.area<float>(Area::PlainPartials, plain_pair_partials(a.rows, a.in, a.out, b.out));
-    a.work.counters = s.area<uint32_t>(Area::PlainCounters, plain_counters(a.in, a.out) + plain_counters(b.in, b.out));
-    if (s.running()) plain_linear_pair(a, b, s.handle());
-    ++i;
+  }
+  if (!quantized.empty()) {
+    const size_t bytes = exl3_linears_workspace_bytes(weights, rows);
+    void* workspace = s.area(Area::Linear, bytes);
+    for (Exl3Linear& p : quantized) p.workspace = workspace, p.workspace_bytes = bytes;
+    if (s.running()) exl3_linears(quantized, s.handle());
+  }
+  bool beside = !quantized.empty();
+  for (size_t i = 0; i < plain.size(); ++i, beside = false) {
+    PlainLinearParams& a = plain[i];
+    a.beside = beside;
+    const bool pair = i + 1 < plain.size() && plain_pairs(a, plain[i + 1]);
+    const int64_t counters = plain_counters(a.in, a.out) + (pair ? plain_counters(a.in, plain[i + 1].out) : 0);
+    a.work.partials = s.area<float>(Area::PlainPartials, pair ? plain_pair_partials(rows, a.in, a.out, plain[i + 1].out)
+                                                              : plain_partials(rows, a.in, a.out));
+    a.work.counters = s.area<uint32_t>(Area::PlainCounters, counters);
+    if (s.running()) pair ? plain_linear_pair(a, plain[i + 1], s.handle()) : plain_linear(a, s.handle());
+    i += pair ? 1 : 0;
   }
 }
 
@@ -148,8 +164,10 @@ void CudaBackend::gdn(Stream& stream, const GdnWeights& w, const Batch& batch, V
   p.conv_state = f32(state.conv), p.delta = f32(state.delta);
   p.lanes = lanes_of(batch);
   p.rows = batch.rows, p.key_heads = w.key_heads, p.value_heads = w.value_heads, p.taps = w.taps;
-  p.convolved = s.area<float>(Area::GdnConvolved, p.rows * qkv.shape[1]);
-  p.gates = s.area<float>(Area::GdnGates, p.rows * p.value_heads * 2);
+  p.trials = state.trials(), p.tried = p.trials > 0 ? f32(state.tried) : nullptr;
+  const int64_t slots = state.delta.shape[0];
+  p.convolved = s.area<float>(Area::GdnConvolved, (p.rows + slots * p.trials) * qkv.shape[1]);
+  p.gates = s.area<float>(Area::GdnGates, (p.rows + slots * p.trials) * p.value_heads * 2);
   if (s.running()) cuda::gdn(p, s.handle());
 }
 
@@ -243,7 +261,7 @@ void CudaBackend::ple_mix(Stream& stream, const PleWeights& w, const Batch& batc
   p.conv = f32(w.conv), p.key = f32(key), p.value = f32(value), p.state = f32(state), p.stack = f32(stack);
   p.lanes = lanes_of(batch);
   p.rows = batch.rows, p.streams = stack.shape[1], p.hidden = stack.shape[2];
-  p.taps = w.taps, p.dilation = w.dilation;
+  p.taps = w.taps, p.dilation = w.dilation, p.trials = state.shape[1] - (w.taps - 1) * w.dilation;
   p.gate = s.area<float>(Area::PleGate, p.rows * p.streams);
   p.normed = s.area<float>(Area::PleNormed, p.rows * p.streams * p.hidden);
   if (s.running()) cuda::ple_mix(p, s.handle());

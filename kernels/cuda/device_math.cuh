@@ -103,16 +103,37 @@ __device__ __forceinline__ T before_warp(const T* warps) {
 }
 
 struct LaneRow {
-  int slot = -1, first_row = 0, rows = 0, start = 0;
+  int slot = -1, first_row = 0, rows = 0, start = 0, lane = 0;
 };
 
 // The lane that holds a row; slot is -1 when there is none.
 __device__ __forceinline__ LaneRow find_lane(const Lanes& lanes, int row) {
   for (int i = 0; i < lanes.count; ++i) {
     const int4 l = reinterpret_cast<const int4*>(lanes.table)[i];
-    if (row >= l.y && row < l.y + l.z) return {l.x, l.y, l.z, l.w};
+    if (row >= l.y && row < l.y + l.z) return {l.x, l.y, l.z, l.w, i};
   }
   return {};
+}
+
+// Rows of a lane that its slot's last call tried and that stayed, and those that this call tries.
+struct LaneTrial {
+  int kept = 0, tried = 0;
+};
+__device__ __forceinline__ LaneTrial trial_of(const Lanes& lanes, int lane) {
+  if (lanes.trials == nullptr) return {};
+  const int2 t = reinterpret_cast<const int2*>(lanes.trials)[lane];
+  return {t.x, t.y};
+}
+
+// One channel of what a convolution reads in the next call: the last history + tried rows of the `history` rows in
+// `past`, the `kept` after them and the lane's own. A later row is read before an earlier one's place is overwritten.
+__device__ __forceinline__ void keep_history(float* past, const float* rows, int64_t width, int64_t history,
+                                             int lane_rows, const LaneTrial& trial) {
+  const int64_t old = history + trial.kept, first = trial.kept + lane_rows - trial.tried;
+  for (int64_t t = 0; t < history + trial.tried; ++t) {
+    const int64_t from = first + t;
+    past[t * width] = from < old ? past[from * width] : rows[(from - old) * width];
+  }
 }
 
 }  // namespace fnx::cuda

@@ -24,6 +24,7 @@ struct FewArgs {
   int64_t in, out;
   int rows, splits;
   bool bf16;
+  bool beside;  // x or xh is of the launch before the previous one, beside which this one may run
 };
 
 // Launches the kernel of one codebook and width; instantiated in the units exl3_few_*.cu.

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/dtype.h"
 #include "kernels/exl3.h"
@@ -67,6 +68,12 @@ size_t exl3_workspace_bytes(int64_t in, int64_t out, int64_t rows);
 void exl3_linear(const Exl3Linear& p, CudaStream stream);       // few or many, by rows
 void exl3_linear_few(const Exl3Linear& p, CudaStream stream);   // rows 1 to 16
 void exl3_linear_many(const Exl3Linear& p, CudaStream stream);  // any rows
+
+// Linears of the same x, to the bits of exl3_linear; they share the first one's workspace, of
+// exl3_linears_workspace_bytes. Few rows: each is launched as soon as the blocks of the one before it have started.
+inline constexpr int kExl3Linears = 8;  // most of them
+size_t exl3_linears_workspace_bytes(std::span<const Exl3Weight> weights, int64_t rows);
+void exl3_linears(std::span<const Exl3Linear> list, CudaStream stream);
 
 // Where row r's input k lies in a rotated array of `rows` rows: [in/16, rows, 16], the 16 in the order in which a lane
 // of mma.m16n8k16 takes them (2q, 2q+1, 2q+8, 2q+9 for q = 0..3).

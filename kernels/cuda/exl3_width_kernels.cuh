@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
   Chain chain(shared + warp * Chain::kRingBytes, a.trellis + (begin * tiles_n + block * 8 + warp) * (8 * HalfBits),
               tiles_n, end - begin, lane);
   chain.decode_early();
-  wait_for_previous();
+  if (!a.beside) wait_for_previous();
   let_next_start();
   typename Chain::Sums acc = {};
   for (int t = begin; t < end; t += kTiles) {
@@ -62,6 +62,8 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
     const float4 y = output_block(sum, svh, a.bias ? a.bias + block * 128 : nullptr, lane);
     store_output(a.y, a.bf16, r * a.out + block * 128 + 4 * lane, y);
   }
+  // Whoever waits for this launch waits for those before it too.
+  if (a.beside && block == 0) wait_for_previous();
 }
 
 template <exl3::Codebook Book, int HalfBits>

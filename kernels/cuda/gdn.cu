@@ -11,6 +11,8 @@ constexpr int kDim = 128;  // keys and values of a head
 constexpr int kMostTaps = 8;
 constexpr int kChunk = 32;  // value columns of a block of the recurrence
 constexpr int kHeadChunks = kDim / kChunk;
+constexpr int kConvRows = 8;                         // of a prompt, convolved by one warp
+constexpr int64_t kConvTogether = 128;               // rows from which they are
 constexpr float kQueryScale = 0.08838834764831845f;  // 1 / sqrt(128)
 
 __device__ __forceinline__ float& part(float4& v, int i) { return reinterpret_cast<float*>(&v)[i]; }
@@ -58,50 +60,87 @@ __device__ __forceinline__ float4 scaled_head(float4 c, bool query) {
   return make_float4(c.x * scale, c.y * scale, c.z * scale, c.w * scale);
 }
 
-// exp(g) and beta of a value head of a row.
-__device__ __forceinline__ float2 gates_of(const GdnParams& p, int64_t row, int64_t head) {
-  const int64_t at = row * p.value_heads + head;
-  const float g = -expf(p.a_log[head]) * softplus(p.a[at] + p.dt_bias[head]);
-  return make_float2(expf(g), sigmoid(p.b[at]));
+// exp(g) and beta of a value head.
+__device__ __forceinline__ float2 gates_of(const GdnParams& p, int64_t head, float a, float b) {
+  const float g = -expf(p.a_log[head]) * softplus(a + p.dt_bias[head]);
+  return make_float2(expf(g), sigmoid(b));
 }
 
-// One warp a head of kRows rows, four channels a lane.
-template <int kRows>
+// One warp a head of a row, four channels a lane.
 __global__ void __launch_bounds__(64, 8) gdn_conv_kernel(GdnParams p) {
+  wait_previous();
+  const int heads = static_cast<int>(2 * p.key_heads + p.value_heads), taps = static_cast<int>(p.taps);
+  const int64_t unit = int64_t{blockIdx.x} * 2 + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, head = static_cast<int>(unit % heads), r = static_cast<int>(unit / heads);
+  if (r >= p.rows + p.lanes.count * p.trials) return;
+  int slot, first_row, row, kept;  // row: of the lane; negative: tried by its last call and kept
+  if (r < p.rows) {
+    const LaneRow l = find_lane(p.lanes, r);
+    slot = l.slot, first_row = l.first_row, row = r - l.first_row;
+    if (slot < 0) return;
+    kept = trial_of(p.lanes, l.lane).kept;
+  } else {
+    const int i = (r - static_cast<int>(p.rows)) / static_cast<int>(p.trials);
+    const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[i];
+    kept = trial_of(p.lanes, i).kept;
+    slot = l.x, first_row = l.y, row = (r - static_cast<int>(p.rows)) % static_cast<int>(p.trials) - kept;
+    if (row >= 0) return;
+  }
+  const int64_t channels = int64_t{heads} * kDim, ch = head * kDim + 4 * lane;
+  const float* past = p.conv_state + int64_t{slot} * (taps - 1 + p.trials) * channels + ch;
+  float4 c = Convolution(p, ch).of([&](int t) {
+    const int i = row - (taps - 1 - t);
+    return *reinterpret_cast<const float4*>(i >= 0 ? p.qkv + int64_t{first_row + i} * channels + ch
+                                                   : past + (taps - 1 + kept + i) * channels);
+  });
+  if (head < 2 * p.key_heads) {
+    c = scaled_head(c, head < p.key_heads);
+  } else if (lane == 0) {
+    const int64_t h = head - 2 * p.key_heads, at = r * p.value_heads + h;
+    const float* before = p.tried + ((int64_t{slot} * p.trials + kept + row) * 2) * p.value_heads + h;
+    const float b = row >= 0 ? p.b[at] : before[0], a = row >= 0 ? p.a[at] : before[p.value_heads];
+    reinterpret_cast<float2*>(p.gates)[at] = gates_of(p, h, a, b);
+  }
+  *reinterpret_cast<float4*>(p.convolved + r * channels + ch) = c;
+}
+
+// The same for prompts without tried rows: one warp a head of kConvRows rows.
+__global__ void __launch_bounds__(64, 8) gdn_conv_prompt_kernel(GdnParams p) {
   const int heads = static_cast<int>(2 * p.key_heads + p.value_heads), history = static_cast<int>(p.taps) - 1;
   const int64_t unit = int64_t{blockIdx.x} * 2 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32, head = static_cast<int>(unit % heads);
-  const int first = static_cast<int>(unit / heads) * kRows;
+  const int first = static_cast<int>(unit / heads) * kConvRows;
   const int64_t channels = int64_t{heads} * kDim, ch = head * kDim + 4 * lane;
   const Convolution conv(p, ch);
   wait_previous();
   const auto put = [&](int r, float4 c) {
-    if (head < 2 * p.key_heads)
+    if (head < 2 * p.key_heads) {
       c = scaled_head(c, head < p.key_heads);
-    else if (lane == 0)
-      reinterpret_cast<float2*>(p.gates)[r * p.value_heads + head - 2 * p.key_heads] =
-          gates_of(p, r, head - 2 * p.key_heads);
+    } else if (lane == 0) {
+      const int64_t h = head - 2 * p.key_heads, at = r * p.value_heads + h;
+      reinterpret_cast<float2*>(p.gates)[at] = gates_of(p, h, p.a[at], p.b[at]);
+    }
     *reinterpret_cast<float4*>(p.convolved + r * channels + ch) = c;
   };
   LaneRow l = find_lane(p.lanes, first);
-  if (kRows > 1 && history == 3 && l.slot >= 0 && first - l.first_row >= 3 && first + kRows <= l.first_row + l.rows) {
+  if (history == 3 && l.slot >= 0 && first - l.first_row >= 3 && first + kConvRows <= l.first_row + l.rows) {
     const float* from = p.qkv + (int64_t{first} - 3) * channels + ch;
-    float4 x[kRows + 3];  // all rows that these see
+    float4 x[kConvRows + 3];  // all rows that these see
 #pragma unroll
-    for (int i = 0; i < kRows + 3; ++i) x[i] = *reinterpret_cast<const float4*>(from + i * channels);
+    for (int i = 0; i < kConvRows + 3; ++i) x[i] = *reinterpret_cast<const float4*>(from + i * channels);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) put(first + i, conv.of_four(x + i));
+    for (int i = 0; i < kConvRows; ++i) put(first + i, conv.of_four(x + i));
     return;
   }
 #pragma unroll 1
-  for (int r = first; r < min(first + kRows, static_cast<int>(p.rows)); ++r) {
+  for (int r = first; r < min(first + kConvRows, static_cast<int>(p.rows)); ++r) {
     if (r > first) l = find_lane(p.lanes, r);
     if (l.slot < 0) continue;
-    const float* past = p.conv_state + int64_t{l.slot} * history * channels + ch;
+    const float* past = p.conv_state + l.slot * (history + p.trials) * channels + ch;
     put(r, conv.of([&](int t) {
       const int i = r - l.first_row - (history - t);  // row of the lane; negative: from the state
-      const float* from = i >= 0 ? p.qkv + int64_t{l.first_row + i} * channels + ch : past + (history + i) * channels;
-      return *reinterpret_cast<const float4*>(from);
+      return *reinterpret_cast<const float4*>(i >= 0 ? p.qkv + int64_t{l.first_row + i} * channels + ch
+                                                     : past + (history + i) * channels);
     }));
   }
 }
@@ -112,10 +151,9 @@ struct Token {
   float2 gates;
 };
 
-constexpr int kAhead = 4;               // tokens loaded ahead of their use
-constexpr int64_t kPromptRows = 32;     // rows a lane from which a launch takes the kernel for prompts
-constexpr int64_t kConvTogether = 128;  // rows from which a warp convolves several
-constexpr int64_t kRowLanes = 8;        // lanes of one row up to which blocks convolve by themselves
+constexpr int kAhead = 4;            // tokens loaded ahead of their use
+constexpr int64_t kRowLanes = 8;     // lanes of one row up to which blocks convolve by themselves
+constexpr int64_t kPromptRows = 32;  // rows a lane from which a launch takes the kernel for prompts
 
 // Four warps of eight value columns. Lane 2 i + j holds keys 8 i .. 8 i + 7 of columns 4 j .. 4 j + 3.
 struct Place {
@@ -168,13 +206,16 @@ __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
   const int64_t channels = (2 * p.key_heads + p.value_heads) * kDim;
   const int64_t key_head = head / (p.value_heads / p.key_heads);
   float* state = p.delta + ((int64_t{l.x} * p.value_heads + head) * kDim + at.key) * kDim + at.column;
+  const LaneTrial trial = trial_of(p.lanes, lane_index);
+  const int kept = trial.kept, rows = kept + l.z, sure = rows - trial.tried;
+  const int64_t kept_row = p.rows + lane_index * p.trials;
   float4 s[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) s[i] = *reinterpret_cast<const float4*>(state + i * kDim);
 
   const auto load = [&](int i) {
     Token x;
-    const int64_t r = l.y + i;
+    const int64_t r = i < kept ? kept_row + i : l.y + i - kept;
     const float* c = p.convolved + r * channels;
     const float4* q = reinterpret_cast<const float4*>(c + key_head * kDim + at.key);
     const float4* k = reinterpret_cast<const float4*>(c + (p.key_heads + key_head) * kDim + at.key);
@@ -187,20 +228,22 @@ __device__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
   Token ring[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)
-    if (i < l.z) ring[i] = load(i);
-  for (int first = 0; first < l.z; first += kAhead)
+    if (i < rows) ring[i] = load(i);
+  for (int first = 0; first < rows; first += kAhead)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= l.z) break;
-      put(p, l.y + first + i, head, at.column, step(s, ring[i]));
-      if (first + i + kAhead < l.z) ring[i] = load(first + i + kAhead);
-    }
+      if (first + i >= rows) break;
+      const float4 o = step(s, ring[i]);
+      if (first + i >= kept) put(p, l.y + first + i - kept, head, at.column, o);
+      if (first + i + 1 == sure)
 #pragma unroll
-  for (int i = 0; i < 8; ++i) *reinterpret_cast<float4*>(state + i * kDim) = s[i];
+        for (int j = 0; j < 8; ++j) *reinterpret_cast<float4*>(state + j * kDim) = s[j];
+      if (first + i + kAhead < rows) ring[i] = load(first + i + kAhead);
+    }
 }
 
-// One row a lane: blocks of a value chunk of a head convolve what they need of the row by themselves; warp 0 the
-// queries, warp 1 the keys, warp 2 the values, warp 3 finds the gates. blockIdx.y: the lane.
+// One row a lane, none tried: blocks of a value chunk of a head convolve what they need of the row by themselves; warp
+// 0 the queries, warp 1 the keys, warp 2 the values, warp 3 finds the gates. blockIdx.y: the lane.
 __global__ void __launch_bounds__(128) gdn_row_kernel(GdnParams p) {
   __shared__ __align__(16) float row[2 * kDim + kChunk];
   __shared__ float2 gates;
@@ -218,7 +261,7 @@ __global__ void __launch_bounds__(128) gdn_row_kernel(GdnParams p) {
 #pragma unroll
   for (int t = 0; t + 1 < kMostTaps; ++t)
     if (t + 1 < taps)
-      x[t] = *reinterpret_cast<const float4*>(p.conv_state + (int64_t{l.x} * (taps - 1) + t) * channels + ch);
+      x[t] = *reinterpret_cast<const float4*>(p.conv_state + (l.x * (taps - 1 + p.trials) + t) * channels + ch);
 #pragma unroll
   for (int i = 0; i < 8; ++i) s[i] = *reinterpret_cast<const float4*>(state + i * kDim);
   wait_previous();  // the states are not of the previous launch
@@ -228,7 +271,8 @@ __global__ void __launch_bounds__(128) gdn_row_kernel(GdnParams p) {
     if (warp < 2) c = scaled_head(c, warp == 0);
     if (warp < 2 || lane < 8) reinterpret_cast<float4*>(row)[threadIdx.x] = c;
   } else if (lane == 0) {
-    gates = gates_of(p, l.y, head);
+    const int64_t from = l.y * p.value_heads + head;
+    gates = gates_of(p, head, p.a[from], p.b[from]);
   }
   __syncthreads();
   const float4* from = reinterpret_cast<const float4*>(row);
@@ -242,16 +286,21 @@ __global__ void __launch_bounds__(128) gdn_row_kernel(GdnParams p) {
   for (int i = 0; i < 8; ++i) *reinterpret_cast<float4*>(state + i * kDim) = s[i];
 }
 
-// Keeps the last taps - 1 rows of qkv; a later row is read before an earlier one's place is overwritten.
+// Keeps the last taps - 1 rows of qkv, and what tried rows bring.
 __device__ void keep_rows(const GdnParams& p, int lane_index, int block) {
   wait_previous();
   const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[lane_index];
   const int64_t channels = (2 * p.key_heads + p.value_heads) * kDim, history = p.taps - 1;
   const int64_t ch = int64_t{block} * 128 + threadIdx.x;
-  float* past = p.conv_state + l.x * history * channels + ch;
-  for (int64_t t = 0; t < history; ++t) {
-    const int64_t from = t + l.z;
-    past[t * channels] = from < history ? past[from * channels] : p.qkv[(l.y + from - history) * channels + ch];
+  const LaneTrial trial = trial_of(p.lanes, lane_index);
+  keep_history(p.conv_state + l.x * (history + p.trials) * channels + ch, p.qkv + l.y * channels + ch, channels,
+               history, l.z, trial);
+  if (block > 0) return;
+  const int heads = static_cast<int>(p.value_heads);
+  for (int i = threadIdx.x; i < trial.tried * heads; i += 128) {
+    const int64_t row = i / heads, h = i % heads, from = (l.y + l.z - trial.tried + row) * heads + h;
+    float* to = p.tried + (l.x * p.trials + row) * 2 * heads + h;
+    to[0] = p.b[from], to[heads] = p.a[from];
   }
 }
 
@@ -264,7 +313,7 @@ __global__ void __launch_bounds__(128) gdn_recurrence_kernel(GdnParams p) {
     keep_rows(p, blockIdx.y, x - chunks);
 }
 
-// The same for prompts: blocks of 16 value columns of a head.
+// The same for prompts without tried rows: blocks of 16 value columns of a head.
 __global__ void __launch_bounds__(128) gdn_prompt_kernel(GdnParams p) {
   constexpr int kChunks = kDim / gdn_prompt::kColumns;
   const int blocks = static_cast<int>(p.value_heads) * kChunks, x = blockIdx.x;
@@ -295,14 +344,15 @@ __global__ void __launch_bounds__(128) gdn_norm_kernel(GdnParams p, int norm_blo
 
 void check_gdn(const GdnParams& p) {
   require(p.key_heads > 0 && p.value_heads > 0 && p.value_heads % p.key_heads == 0 && p.taps >= 2 &&
-              p.taps <= kMostTaps && p.rows >= 0 && p.lanes.count >= 0 && p.lanes.count < 65536,
-          "gdn", "value heads a multiple of key heads, 2 to 8 taps (key heads, value heads, taps, rows, lanes)",
-          {p.key_heads, p.value_heads, p.taps, p.rows, p.lanes.count});
+              p.taps <= kMostTaps && p.rows >= 0 && p.lanes.count >= 0 && p.lanes.count < 65536 && p.trials >= 0 &&
+              (p.trials > 0 || p.lanes.trials == nullptr),
+          "gdn", "value heads a multiple of key heads, 2 to 8 taps (key heads, value heads, taps, rows, lanes, trials)",
+          {p.key_heads, p.value_heads, p.taps, p.rows, p.lanes.count, p.trials});
   require(aligned16({p.qkv, p.z, p.out, p.conv_state, p.delta, p.convolved, p.norm, p.gates, p.lanes.table}), "gdn",
           "16-byte alignment (rows)", {p.rows});
 }
 
-// Every lane has one row.
+// Every lane has one row and none tried.
 void gdn_rows(const GdnParams& p, cudaStream_t stream) {
   check_gdn(p);
   const auto lanes = static_cast<unsigned>(p.lanes.count);
@@ -316,23 +366,23 @@ void gdn_rows(const GdnParams& p, cudaStream_t stream) {
 
 void gdn_conv(const GdnParams& p, cudaStream_t stream) {
   check_gdn(p);
-  if (p.rows == 0) return;
+  const int64_t rows = p.rows + p.lanes.count * p.trials;
+  if (rows == 0) return;
   const int64_t heads = 2 * p.key_heads + p.value_heads;
-  if (p.rows >= kConvTogether)
-    launch("gdn_conv", gdn_conv_kernel<8>, blocks_of((p.rows + 7) / 8 * heads, 2), 64, 0, stream, p);
+  if (p.lanes.trials == nullptr && p.rows >= kConvTogether)
+    launch("gdn_conv", gdn_conv_prompt_kernel, blocks_of(blocks_of(p.rows, kConvRows) * heads, 2), 64, 0, stream, p);
   else
-    launch("gdn_conv", gdn_conv_kernel<1>, blocks_of(p.rows * heads, 2), 64, 0, stream, p);
+    launch("gdn_conv", gdn_conv_kernel, blocks_of(rows * heads, 2), 64, 0, stream, p);
 }
 
 void gdn_recurrence(const GdnParams& p, cudaStream_t stream) {
   check_gdn(p);
-  if (p.rows == 0 || p.lanes.count == 0) return;
-  const auto lanes = static_cast<unsigned>(p.lanes.count),
-             kept = static_cast<unsigned>(2 * p.key_heads + p.value_heads);
-  const auto heads = static_cast<unsigned>(p.value_heads);
-  if (p.rows >= kPromptRows * p.lanes.count)
-    launch("gdn_recurrence", gdn_prompt_kernel, dim3(heads * (kDim / gdn_prompt::kColumns) + kept, lanes), 128, 0,
-           stream, p);
+  if (p.lanes.count == 0) return;
+  const auto lanes = static_cast<unsigned>(p.lanes.count), heads = static_cast<unsigned>(p.value_heads);
+  const auto kept = static_cast<unsigned>(2 * p.key_heads + p.value_heads);  // blocks that keep rows
+  constexpr unsigned kPromptChunks = kDim / gdn_prompt::kColumns;
+  if (p.lanes.trials == nullptr && p.rows >= kPromptRows * p.lanes.count)
+    launch("gdn_recurrence", gdn_prompt_kernel, dim3(heads * kPromptChunks + kept, lanes), 128, 0, stream, p);
   else
     launch("gdn_recurrence", gdn_recurrence_kernel, dim3(heads * kHeadChunks + kept, lanes), 128, 0, stream, p);
 }
@@ -345,7 +395,8 @@ void gdn_norm(const GdnParams& p, cudaStream_t stream) {
 }
 
 void gdn(const GdnParams& p, cudaStream_t stream) {
-  if (p.rows > 0 && p.rows == p.lanes.count && p.rows <= kRowLanes) return gdn_rows(p, stream);
+  if (p.lanes.trials == nullptr && p.rows > 0 && p.rows == p.lanes.count && p.rows <= kRowLanes)
+    return gdn_rows(p, stream);
   gdn_conv(p, stream);
   gdn_recurrence(p, stream);
   gdn_norm(p, stream);

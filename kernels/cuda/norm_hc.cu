@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kRowTiles == 1 ? 512 : 256) hc_up_kernel(HcMix
         }
   };
   const auto load = [&] {
+    if constexpr (kAhead > 0) wait_previous();
     each([&](float& x, float, int row, int h) { x = p.normed[(first_row + row) * wide + first_out + h]; });
   };
   if constexpr (kAhead > 0) {

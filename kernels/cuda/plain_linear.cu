@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/plain_finish.cuh"
 
 namespace fnx::cuda {
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(256) plain_few_kernel(PlainLaunch p) {
   const int warp = threadIdx.x / 32, from = (blockIdx.y * kTileSlices + warp) * p.slice_units;
   float acc[1][kRowTiles][4] = {};
   mma_chain_few<kRowTiles, kAhead>(
-      {m.w, p.x, p.in, first_out, m.out, 0, p.rows, from, min(from + p.slice_units, p.units)}, acc, [] {});
+      {m.w, p.x, p.in, first_out, m.out, 0, p.rows, from, min(from + p.slice_units, p.units)}, acc,
+      [&] { p.beside ? let_next_start() : wait_previous(); });
   put_cells<kRows>(cells[warp], acc[0]);
   __syncthreads();
   float total[kEach];
@@ -93,6 +95,8 @@ __global__ void __launch_bounds__(256) plain_few_kernel(PlainLaunch p) {
     const int cell = e * 256 + threadIdx.x;
     if (cell < kCells) put_output(p, m, cell / kTileOut, first_out + cell % kTileOut, total[e]);
   }
+  // Whoever waits for this launch waits for those before it too.
+  if (p.beside && blockIdx.x == 0) wait_previous();
 }
 
 // blockIdx: tile of 32 outputs, tile of 32 rows. Takes the splits in turn.
@@ -227,7 +231,7 @@ void plain_linear_pair(const PlainLinearParams& a, const PlainLinearParams& b, c
   l.x = a.x, l.rows = a.rows, l.in = a.in;
   l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
   l.splits = static_cast<int>(plan.splits);
-  l.partials = a.work.partials, l.counters = a.work.counters;
+  l.partials = a.work.partials, l.counters = a.work.counters, l.beside = a.beside;
   launch_plain(l, "plain_linear_pair", stream);
 }
 
@@ -245,7 +249,7 @@ void plain_linear(const PlainLinearParams& p, cudaStream_t stream) {
     l.x = p.x, l.rows = p.rows, l.in = p.in;
     l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
     l.splits = static_cast<int>(plan.splits);
-    l.partials = p.work.partials, l.counters = p.work.counters;
+    l.partials = p.work.partials, l.counters = p.work.counters, l.beside = p.beside;
     return launch_plain(l, "plain_linear", stream);
   }
   require(p.dtype == DType::F16 || p.dtype == DType::BF16 || p.dtype == DType::F32, "plain_linear",

@@ -35,6 +35,8 @@ struct PlainLinearParams {
   float* y = nullptr;             // [R, out]
   int64_t rows = 0, in = 0, out = 0;
   PlainWorkspace work;
+  // x is of the launch before the previous one, beside which up to 64 rows of tensor-core products may run.
+  bool beside = false;
 };
 void plain_linear(const PlainLinearParams& p, cudaStream_t stream);
 

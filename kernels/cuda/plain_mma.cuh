@@ -117,8 +117,8 @@ __device__ __forceinline__ void mma_unit(const uint4 (&w)[kOutTiles][2], const f
   }
 }
 
-// Few rows: kAhead units of weights are in flight, the first of them before the previous launch has ended; `begin` runs
-// when it has, before the rows are loaded.
+// Few rows: kAhead units of weights are in flight, the first of them before `begin`, which waits for the previous
+// launch; after it the rows are loaded.
 template <int kRowTiles, int kAhead, class Begin>
 __device__ __forceinline__ void mma_chain_few(const ChainPlace& place, float (&acc)[1][kRowTiles][4], Begin begin) {
   const ChainLane c(place);
@@ -126,7 +126,6 @@ __device__ __forceinline__ void mma_chain_few(const ChainPlace& place, float (&a
   uint4 w[kAhead][1][2];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) load_weights(c, place.from + i, w[i]);
-  wait_previous();
   begin();
   for (int first = place.from; first < place.to;) {
     float4 x[2][kGroup][kRowTiles][2];  // this group and the next
@@ -184,6 +183,7 @@ struct PlainLaunch {
   int units = 0, slice_units = 0, splits = 0;
   float* partials = nullptr;
   uint32_t* counters = nullptr;
+  bool beside = false;
 };
 // Launches both; shared by plain_linear and hc_down.
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream);

@@ -85,29 +85,27 @@ __global__ void __launch_bounds__(256) ple_conv_kernel(PleMixParams p) {
   const int64_t r = i / wide, ch = i % wide, history = (p.taps - 1) * p.dilation;
   const LaneRow l = find_lane(p.lanes, static_cast<int>(r));
   if (l.slot < 0) return;
-  const float* past = p.state + int64_t{l.slot} * history * wide + ch;
+  const int64_t kept = trial_of(p.lanes, l.lane).kept;
+  const float* past = p.state + int64_t{l.slot} * (history + p.trials) * wide + ch;
   float sum = 0;
   for (int64_t t = 0; t < p.taps; ++t) {
     const int64_t j = r - l.first_row - (p.taps - 1 - t) * p.dilation;  // row of the lane; negative: from the state
-    const float c = j >= 0 ? p.normed[(l.first_row + j) * wide + ch] : past[(history + j) * wide];
+    const float c = j >= 0 ? p.normed[(l.first_row + j) * wide + ch] : past[(history + kept + j) * wide];
     sum = fmaf(p.conv[ch * p.taps + t], c, sum);
   }
   const float w = __fmul_rn(p.gate[r * p.streams + ch / p.hidden], p.value[r * p.hidden + ch % p.hidden]);
   p.stack[i] += __fadd_rn(w, silu(sum));
 }
 
-// Keeps the last rows of c; a later row is read before an earlier one's place is overwritten. blockIdx.y: the lane.
+// Keeps the last rows of c. blockIdx.y: the lane.
 __global__ void __launch_bounds__(256) ple_keep_kernel(PleMixParams p) {
   wait_previous();
   const int64_t wide = p.streams * p.hidden, ch = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (ch >= wide) return;
   const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[blockIdx.y];
   const int64_t history = (p.taps - 1) * p.dilation;
-  float* past = p.state + l.x * history * wide + ch;
-  for (int64_t t = 0; t < history; ++t) {
-    const int64_t from = t + l.z;
-    past[t * wide] = from < history ? past[from * wide] : p.normed[(l.y + from - history) * wide + ch];
-  }
+  keep_history(p.state + l.x * (history + p.trials) * wide + ch, p.normed + l.y * wide + ch, wide, history, l.z,
+               trial_of(p.lanes, blockIdx.y));
 }
 
 }  // namespace
@@ -123,13 +121,16 @@ void ngram_decode(const NgramDecodeParams& p, cudaStream_t stream) {
 }
 
 void ple_mix(const PleMixParams& p, cudaStream_t stream) {
-  require(p.rows >= 0 && p.streams > 0 && p.hidden > 0 && p.taps >= 2 && p.dilation >= 1 && p.lanes.count < 65536,
+  require(p.rows >= 0 && p.streams > 0 && p.hidden > 0 && p.taps >= 2 && p.dilation >= 1 && p.lanes.count < 65536 &&
+              (p.trials > 0 || p.lanes.trials == nullptr),
           "ple_mix", "positive sizes, 2 taps or more (rows, streams, H, taps, dilation, lanes)",
           {p.rows, p.streams, p.hidden, p.taps, p.dilation, p.lanes.count});
-  if (p.rows == 0 || p.lanes.count == 0) return;
+  if (p.lanes.count == 0) return;
   const int64_t wide = p.streams * p.hidden;
-  launch("ple_gate", ple_gate_kernel, static_cast<unsigned>(p.rows * p.streams), 256, 0, stream, p);
-  launch("ple_conv", ple_conv_kernel, blocks_of(p.rows * wide, 256), 256, 0, stream, p);
+  if (p.rows > 0) {
+    launch("ple_gate", ple_gate_kernel, static_cast<unsigned>(p.rows * p.streams), 256, 0, stream, p);
+    launch("ple_conv", ple_conv_kernel, blocks_of(p.rows * wide, 256), 256, 0, stream, p);
+  }
   launch("ple_keep", ple_keep_kernel, dim3(blocks_of(wide, 256), static_cast<unsigned>(p.lanes.count)), 256, 0, stream,
          p);
 }

@@ -25,10 +25,10 @@ struct PleMixParams {
   const float* conv = nullptr;   // [n * H, taps]
   const float* key = nullptr;    // [R, n * H]
   const float* value = nullptr;  // [R, H]
-  float* state = nullptr;        // [slots, (taps - 1) * dilation, n * H], oldest row first
+  float* state = nullptr;        // [slots, (taps - 1) * dilation + trials, n * H], oldest row first, tried rows last
   float* stack = nullptr;        // [R, n, H]
   Lanes lanes;
-  int64_t rows = 0, streams = 0, hidden = 0, taps = 0, dilation = 0;
+  int64_t rows = 0, streams = 0, hidden = 0, taps = 0, dilation = 0, trials = 0;
   float* gate = nullptr;    // workspace [R, n]: the gates
   float* normed = nullptr;  // workspace [R, n * H]: c
 };

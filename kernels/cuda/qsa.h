@@ -26,7 +26,8 @@ struct QsaCache {
   void* keys = nullptr;         // [pages, page_tokens, kv_heads, head_dim]
   void* values = nullptr;       // as keys
   float* index_keys = nullptr;  // [pages, page_tokens / ratio, index_dim]
-  float* raw_keys = nullptr;    // [slots, ratio, index_dim]
+  float* raw_keys = nullptr;    // [slots, ring, index_dim], at position % ring
+  int64_t ring = 0;             // a multiple of the ratio
 };
 
 // Norms and rotates query, key and index queries in place, stores key and value, pools each block that a row completes

@@ -65,8 +65,9 @@ __device__ void pool_block(const QsaWriteParams& p, const LaneRow& l, int block,
   float sum[4] = {}, x[4];
   for (int j = 0; j < ratio; ++j) {
     const int t = block * ratio + j, row = l.first_row + t - l.start;
-    load_row(x, t >= l.start ? p.index + row * width + s.index_heads * kIndexDim
-                             : p.cache.raw_keys + (int64_t{l.slot} * ratio + j) * kIndexDim);
+    load_row(x, t >= l.start
+                    ? p.index + row * width + s.index_heads * kIndexDim
+                    : p.cache.raw_keys + (l.slot * p.cache.ring + t % static_cast<int>(p.cache.ring)) * kIndexDim);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] += x[i];
   }
@@ -94,10 +95,10 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(QsaWriteParams p
     const LaneRow l{t.x, t.y, t.z, t.w};
     const int end = l.start + l.rows, block = l.start / ratio;
     if (l.start % ratio != 0 && (block + 1) * ratio <= end) pool_block(p, l, block, shared);
-    for (int position = max(l.start, end - ratio); position < end; ++position) {
+    for (int position = max(l.start, end - static_cast<int>(p.cache.ring)); position < end; ++position) {
       float x[4];
       load_row(x, p.index + (l.first_row + position - l.start) * index_width + ih * kIndexDim);
-      store_row(x, p.cache.raw_keys + (int64_t{l.slot} * ratio + position % ratio) * kIndexDim);
+      store_row(x, p.cache.raw_keys + (l.slot * p.cache.ring + position % static_cast<int>(p.cache.ring)) * kIndexDim);
     }
     return;
   }
@@ -142,6 +143,8 @@ void qsa_write(const QsaWriteParams& p, cudaStream_t stream) {
   check_qsa(s, "qsa_write");
   require(p.cache.dtype == DType::BF16 || p.cache.dtype == DType::F32, "qsa_write",
           "BF16 or F32 pages (bytes of an element)", {static_cast<int64_t>(dtype_size(p.cache.dtype))});
+  require(p.cache.ring >= s.ratio && p.cache.ring % s.ratio == 0, "qsa_write",
+          "a ring of raw keys of whole blocks (ring, ratio)", {p.cache.ring, s.ratio});
   if (s.rows == 0 || s.lanes.count == 0) return;
   const int64_t units = s.rows * (s.heads + 2 * s.kv_heads + s.index_heads + 1) + s.lanes.count;
   launch("qsa_write", qsa_write_kernel, blocks_of(units, kWarps), 32 * kWarps, 0, stream, p);

@@ -15,6 +15,7 @@ namespace fnx::cuda {
 struct Lanes {
   const int32_t* table = nullptr;  // I32 [count, 4]: slot, first row, rows, start
   int64_t count = 0;
+  const int32_t* trials = nullptr;  // I32 [count, 2]: kept, tried (fnx::Trial); null: all zero
 };
 
 }  // namespace fnx::cuda

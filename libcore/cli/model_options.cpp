@@ -13,7 +13,7 @@
 
 namespace fnx {
 
-void ModelOptions::add(CLI::App& app) {
+void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
       ->required()
       ->type_name("DIR");
@@ -36,7 +36,13 @@ void ModelOptions::add(CLI::App& app) {
   app.add_option("--inject-capture-failure", inject_capture_failure, "Let the first N recordings fail, for tests")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--draft", draft, "Tokens to draft a round: auto, off or a number")->capture_default_str();
+  if (drafts) {
+    draft = "auto";
+    app.add_option("--draft", draft, "Tokens to draft a round: auto (as measured, never slower), off or 1 to 8")
+        ->check(CLI::IsMember({"auto", "off"}) | CLI::Range(0, kMostDrafts))
+        ->type_name("auto|off|N")
+        ->capture_default_str();
+  }
   app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
 }
 
@@ -45,10 +51,6 @@ namespace {
 void refuse_unsupported(const ModelOptions& o) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
   if (o.tp != 1) refuse(fmt::format("--tp {}: this build runs one rank; use --tp 1", o.tp));
-  if (o.draft == "auto" || o.draft == "off" || o.draft == "0") return;
-  if (o.draft.find_first_not_of("0123456789") == std::string::npos && !o.draft.empty())
-    refuse(fmt::format("--draft {}: this build does not draft; use --draft off", o.draft));
-  throw Error(ErrorKind::Usage, fmt::format("--draft {}: give auto, off or a number", o.draft));
 }
 
 // Why the cuda backend cannot run the model here; empty when it can.
@@ -106,8 +108,22 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
   m.backend = choose_backend(options, run.receipt());
-  run.receipt().set_effective("draft", "off", options.draft == "auto" ? "default: this build does not draft" : "flag");
   return m;
+}
+
+DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const {
+  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head" : why_not;
+  DraftOptions d;
+  const bool number = options.draft != "auto" && options.draft != "off";
+  if (number) d.most = std::stoi(options.draft), d.fixed = true;
+  if (options.draft == "auto" && problem.empty()) d.most = kAutoDrafts;
+  if (number && d.most > 0 && !problem.empty())
+    throw Error(ErrorKind::Unsupported, fmt::format("--draft {}: {}; use --draft off", options.draft, problem));
+  run.receipt().set_effective("draft", d.most == 0 ? Json("off") : Json(d.most),
+                              options.draft != "auto" ? "flag"
+                              : problem.empty()       ? "default: at most, as measured"
+                                                      : "default: " + problem);
+  return d;
 }
 
 bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const {

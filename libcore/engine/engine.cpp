@@ -22,7 +22,7 @@ Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& op
 
 void Engine::make_activations() {
   const ModelConfig& c = weights_.config;
-  const int64_t R = options_.max_rows, n = c.streams, H = c.hidden_size, slots = options_.state.slots;
+  const int64_t R = options_.max_rows, n = c.streams, H = c.hidden_size, draws = most_draws();
   a_.stack = make(DType::F32, {R, n, H});
   a_.u = make(DType::F32, {R, H});
   a_.inj = make(DType::F32, {R, n});
@@ -53,11 +53,11 @@ void Engine::make_activations() {
     a_.ple_key = make(DType::F32, {R, n * H});
     a_.ple_value = make(DType::F32, {R, H});
   }
-  a_.gather = make(DType::F32, {std::max(R, slots), n, H});
-  a_.head_in = make(DType::F32, {std::max(R, slots), H});
-  a_.draw_logits = make(DType::F32, {slots, c.vocab_size});
-  a_.sampled = make(DType::I32, {slots});
-  drawn_ = backend_.allocate(slots * sizeof(int32_t), Space::Host);
+  a_.gather = make(DType::F32, {std::max(R, draws), n, H});
+  a_.head_in = make(DType::F32, {std::max(R, draws), H});
+  a_.draw_logits = make(DType::F32, {draws, c.vocab_size});
+  a_.sampled = make(DType::I32, {draws});
+  drawn_ = backend_.allocate(draws * sizeof(int32_t), Space::Host);
   if (has_draft_head()) {
     a_.draft_stack = make(DType::F32, {R, n, H});
     a_.draft_hidden = make(DType::F32, {R, n, H});
@@ -69,9 +69,10 @@ void Engine::make_activations() {
 // from, and the logits of every row.
 void Engine::reserve() {
   const int64_t R = options_.max_rows, slots = options_.state.slots;
-  place(R, slots, slots, R, slots);
+  place_proposal(R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
+  place(R, slots, most_draws(), R, slots);
   staging_.allocate();
-  place(R, slots, slots, R, slots);
+  place(R, slots, most_draws(), R, slots);
   const Lane lane{0, 0, static_cast<int32_t>(R),
                   static_cast<int32_t>(std::max<int64_t>(0, options_.state.max_tokens - R))};
   lanes_ = draft_lanes_ = {lane};
@@ -117,16 +118,20 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                static_cast<int64_t>(draft_lanes_.size()),
                batch_.most_positions,
                valid,
+               0,
                greedy};
-  const bool recordable = key.rows == key.lanes && !routing_;
-  if (!graphs_.replay(key, recordable, *stream_)) {
-    work();  // this call's result; the recording serves the rounds to come
-    if (recordable) graphs_.record(key, *stream_, work);
-  }
+  run_round(key, key.rows == key.lanes || key.rows == key.draws, work);
   if (draws.empty()) return {};
   stream_->synchronize();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
   return {ids, ids + key.draws};
+}
+
+void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
+  recordable = recordable && !routing_;
+  if (graphs_.replay(key, recordable, *stream_)) return;
+  work();  // this call's result; the recording serves the rounds to come
+  if (recordable) graphs_.record(key, *stream_, work);
 }
 
 View Engine::logits_of(const View& stacks, const HyperConnection& mixer, std::span<const int32_t> rows) {

@@ -18,12 +18,22 @@ namespace fnx {
 struct LaneInput {
   int32_t slot = 0;
   std::span<const int32_t> tokens;
+  int32_t tried = 0;  // the last of them are drafts: Engine::propose() keeps some and takes the others back
 };
 
 // A token to draw from the logits of a row of the forward.
 struct Draw {
   int32_t row = 0;
   SampleParams params;
+};
+
+// What became of a lane of the last round, and what to draft behind it.
+struct Proposal {
+  int32_t lane = 0;     // of the round
+  int32_t kept = 0;     // of its tried tokens, from the first on
+  int32_t next = 0;     // the token after them
+  int32_t depth = 0;    // tokens to draft behind that one
+  SampleParams params;  // position is set here
 };
 
 struct EngineOptions {
@@ -57,9 +67,14 @@ class Engine {
   // Every layer of every later forward waits for the device and reports, and no round is recorded; null ends that.
   void on_routing(Routing routing) { routing_ = std::move(routing); }
 
-  // forward(), then the draws, at most one a slot: ids in [0, valid) in the order of `draws`. Waits for the device
-  // once, and not at all without draws.
+  // forward(), then the draws, at most 1 + trials a slot: ids in [0, valid) in the order of `draws`. Waits for the
+  // device once, and not at all without draws.
   std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid);
+  // After a round and before the next, once: every lane that tried rows, and others that want drafts, ids in [0,
+  // valid). Takes back what was not kept, absorbs what was, and returns each proposal's drafts, which are only guesses.
+  std::vector<std::vector<int32_t>> propose(std::span<const Proposal> proposals, int64_t valid);
+  // Brings recurrent states up to the sequence's last token, for a dump.
+  void settle(int32_t slot);
   // What the last round drew from: F32 [draws, V].
   View drawn_logits() const { return a_.draw_logits.rows(0, static_cast<int64_t>(in_.params.host.shape[0])); }
   uint64_t workspace_bytes() const { return workspace_bytes_; }  // device memory of the operations' workspaces
@@ -96,11 +111,18 @@ class Engine {
   };
   // What a forward is given: trunk, draws, draft head.
   struct Inputs {
-    Staged tokens, positions, lanes, block_table, draw_rows, params;
+    Staged tokens, positions, lanes, trials, block_table, draw_rows, params;
     std::vector<Staged> ngram;  // one a PLE layer
     Staged draft_tokens, draft_positions, draft_lanes;
     Staged from_last, from_stack;  // of each draft row: a slot's last stack or a row of the trunk, or -1
     Staged keep;                   // of each slot: the row that becomes its last stack, or -1
+    Staged first_drafts;           // of each lane that drafts: its row among the absorbed ones
+  };
+  // Rows of one step of a chain of drafts: a row a lane.
+  struct ChainStep {
+    Staged positions, lane_table;
+    std::vector<Lane> lanes;
+    Batch batch;
   };
   View make(DType dtype, std::initializer_list<int64_t> dims);
   void make_activations();
@@ -108,10 +130,15 @@ class Engine {
 
   // On the host, ahead of the launches.
   void stage(std::span<const LaneInput> inputs, std::span<const Draw> draws);
+  void run_round(const RoundKey& key, bool recordable, const std::function<void()>& work);
+  void place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
+  void place_draft_rows(int64_t rows, int64_t lanes);
   void place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes);
-  void list_drafts(std::span<const LaneInput> inputs);
+  void list_drafts(const LaneInput& input, bool absorbed);
+  void fill_draft_rows();
   void fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws);
   void gather_ngrams();
+  void stage_proposal(std::span<const Proposal> proposals, std::span<const size_t> order);
   Batch make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const;
 
   // Operations alone: no copies from the host, no waiting.
@@ -121,6 +148,10 @@ class Engine {
   void report_routing(const Layer& layer, const View& ids);
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
   void absorb_drafts();
+  // Rows of the draft head: tokens I32 [R], stacks [R, n, H], which are normed in place; out as stacks, or the same.
+  void run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out);
+  void launch_proposal(int64_t valid, bool greedy);
+  int64_t most_draws() const { return options_.state.slots * (1 + options_.state.trials); }
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
   View logits_of(const View& stacks, const HyperConnection& mixer, std::span<const int32_t> rows);
 
@@ -141,6 +172,8 @@ class Engine {
   Batch batch_, draft_batch_;
   std::vector<DraftRows> draft_rows_;
   std::vector<int32_t> draft_tokens_, from_last_, from_stack_;
+  std::vector<Trial> trials_;  // of the lanes
+  std::vector<ChainStep> chain_;
 };
 
 }  // namespace fnx

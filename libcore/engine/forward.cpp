@@ -99,24 +99,28 @@ void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {
 }
 
 void Engine::absorb_drafts() {
-  const MtpHead& m = *weights_.mtp;
-  const int64_t R = draft_batch_.rows, n = config().streams, H = config().hidden_size;
+  const int64_t R = draft_batch_.rows;
   const View stacks = a_.gather.rows(0, R), trunk = a_.stack.rows(0, batch_.rows);
   if (R > 0) {
     backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
     backend_.gather(*stream_, in_.from_stack.device, trunk, stacks);
   }
   backend_.gather(*stream_, in_.keep.device, trunk, state_.last_stacks());
-  if (R == 0) return;
-  const View hidden = a_.draft_hidden.rows(0, R), out = a_.draft_stack.rows(0, R);
+  if (R > 0) run_draft_head(in_.draft_tokens.device, stacks, draft_batch_, a_.draft_stack.rows(0, R));
+}
+
+void Engine::run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out) {
+  const MtpHead& m = *weights_.mtp;
+  const int64_t R = batch.rows, n = config().streams, H = config().hidden_size;
+  const View hidden = a_.draft_hidden.rows(0, R);
   const View embedded = a_.draft_embed.rows(0, R), projected = a_.y.rows(0, R);
-  backend_.embed(*stream_, in_.draft_tokens.device, weights_.embed, embedded);
+  backend_.embed(*stream_, tokens, weights_.embed, embedded);
   backend_.grouped_norm(*stream_, m.norm_embedding, H, embedded, embedded);
   backend_.linear(*stream_, *m.fc_embedding, embedded, projected);
   backend_.grouped_norm(*stream_, m.norm_hidden, H, stacks, stacks);
   backend_.linear(*stream_, *m.fc_hidden, stacks.reshape({R * n, H}), hidden.reshape({R * n, H}));
   backend_.add(*stream_, n, hidden.reshape({R * n, H}), projected, out.reshape({R * n, H}));
-  run_layer(m.layer, nullptr, &state_.draft_kv(), draft_batch_, out);
+  run_layer(m.layer, nullptr, &state_.draft_kv(), batch, out);
 }
 
 void Engine::mix(const HyperConnection& mixer, const View& stack, const View& out) {

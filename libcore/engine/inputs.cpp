@@ -16,19 +16,14 @@ int64_t positions_bound(int64_t positions) {
   return bound;
 }
 
-void fill_positions(const Staged& to, std::span<const Lane> lanes) {
-  auto* p = to.host.as<int32_t>();
-  for (const Lane& lane : lanes)
-    for (int32_t i = 0; i < lane.rows; ++i) *p++ = lane.start + i;
-}
 }  // namespace
 
 void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes) {
-  const int64_t slots = options_.state.slots;
   staging_.begin();
   in_.tokens = staging_.place(DType::I32, {rows});
   in_.positions = staging_.place(DType::I32, {rows});
   in_.lanes = staging_.place(DType::I32, {lanes, 4});
+  if (options_.state.trials > 0) in_.trials = staging_.place(DType::I32, {lanes, 2});
   in_.draw_rows = staging_.place(DType::I32, {draws});
   in_.params = staging_.place(DType::U8, {draws, sizeof(SampleParams)});
   in_.ngram.clear();
@@ -39,15 +34,17 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
     const auto words = t.row_bytes() / static_cast<int64_t>(dtype_size(dtype));
     in_.ngram.push_back(staging_.place(dtype, {rows, l.ple->hash.heads(), words}));
   }
-  if (has_draft_head()) {
-    in_.draft_tokens = staging_.place(DType::I32, {draft_rows});
-    in_.draft_positions = staging_.place(DType::I32, {draft_rows});
-    in_.draft_lanes = staging_.place(DType::I32, {draft_lanes, 4});
-    in_.from_last = staging_.place(DType::I32, {draft_rows});
-    in_.from_stack = staging_.place(DType::I32, {draft_rows});
-    in_.keep = staging_.place(DType::I32, {slots});
-  }
-  in_.block_table = staging_.place(DType::I32, {slots, state_.table_width()});
+  if (has_draft_head()) place_draft_rows(draft_rows, draft_lanes);
+  in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+}
+
+void Engine::place_draft_rows(int64_t rows, int64_t lanes) {
+  in_.draft_tokens = staging_.place(DType::I32, {rows});
+  in_.draft_positions = staging_.place(DType::I32, {rows});
+  in_.draft_lanes = staging_.place(DType::I32, {lanes, 4});
+  in_.from_last = staging_.place(DType::I32, {rows});
+  in_.from_stack = staging_.place(DType::I32, {rows});
+  in_.keep = staging_.place(DType::I32, {options_.state.slots});
 }
 
 void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
@@ -58,48 +55,54 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
       if (t < 0 || t >= c.vocab_size)
         throw Error(ErrorKind::Input, fmt::format("token id {} is outside the vocabulary of {}", t, c.vocab_size));
     rows += static_cast<int64_t>(in.tokens.size());
+    if (in.tried < 0 || in.tried >= static_cast<int64_t>(in.tokens.size()))
+      throw Error(ErrorKind::Internal, fmt::format("{} of {} rows on trial", in.tried, in.tokens.size()));
   }
   if (rows == 0 || rows > options_.max_rows)
     throw Error(ErrorKind::Internal,
                 fmt::format("a forward of {} rows, 1 to {} are possible", rows, options_.max_rows));
-  if (static_cast<int64_t>(draws.size()) > options_.state.slots)
+  if (static_cast<int64_t>(draws.size()) > most_draws())
     throw Error(ErrorKind::Internal,
-                fmt::format("{} draws of one round, at most {} are possible", draws.size(), options_.state.slots));
-  lanes_.clear();
+                fmt::format("{} draws of one round, at most {} are possible", draws.size(), most_draws()));
+  lanes_.clear(), trials_.clear(), draft_rows_.clear();
+  draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
   int32_t row = 0;
   for (const LaneInput& in : inputs) {
     const auto count = static_cast<int32_t>(in.tokens.size());
     lanes_.push_back({in.slot, row, count, static_cast<int32_t>(state_.length(in.slot))});
+    trials_.push_back({state_.lag(in.slot), in.tried});
+    const bool absorbed = state_.absorbed(in.slot) == in.tokens[0];
     state_.append(in.slot, in.tokens);
+    state_.try_rows(in.slot, in.tried);
+    state_.caught_up(in.slot);
+    if (has_draft_head()) list_drafts(in, absorbed);
     row += count;
   }
-  list_drafts(inputs);
   place(rows, static_cast<int64_t>(lanes_.size()), static_cast<int64_t>(draws.size()),
         static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
   fill_inputs(inputs, draws);
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
+  batch_.trials = in_.trials.device;
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   // Draft rows lie a position behind: a bound of their own would change in a round whose key has not.
   draft_batch_.most_positions = batch_.most_positions;
 }
 
-void Engine::list_drafts(std::span<const LaneInput> inputs) {
-  draft_rows_.clear(), draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
-  if (!has_draft_head()) return;
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    const Lane& lane = lanes_[i];
-    // The row before this forward waited for this lane's first token; the lane's last row waits for the next forward.
-    const bool waiting = lane.start > 0;
-    const auto first = static_cast<int32_t>(draft_tokens_.size());
-    const int32_t count = lane.rows - (waiting ? 0 : 1), start = lane.start - (waiting ? 1 : 0);
-    draft_rows_.push_back({first, count, start});
-    if (count > 0) draft_lanes_.push_back({lane.slot, first, count, start});
-    const auto tokens = inputs[i].tokens.subspan(waiting ? 0 : 1);
-    draft_tokens_.insert(draft_tokens_.end(), tokens.begin(), tokens.end());
-    if (waiting) from_last_.push_back(lane.slot), from_stack_.push_back(-1);
-    for (int32_t r = 0; r + 1 < lane.rows; ++r) from_last_.push_back(-1), from_stack_.push_back(lane.first_row + r);
-  }
+// Of the last lane in lanes_.
+void Engine::list_drafts(const LaneInput& input, bool absorbed) {
+  const Lane& lane = lanes_.back();
+  // The row before this forward waited for this lane's first token, unless it was absorbed when that was drawn; the
+  // lane's last row waits for the next forward, and tried rows for their verdict.
+  const bool waiting = lane.start > 0 && !absorbed;
+  const int32_t sure = lane.rows - input.tried, first = static_cast<int32_t>(draft_tokens_.size());
+  const int32_t count = sure - (waiting ? 0 : 1), start = lane.start - (waiting ? 1 : 0);
+  draft_rows_.push_back({first, count, start});
+  if (count > 0) draft_lanes_.push_back({lane.slot, first, count, start});
+  const auto tokens = input.tokens.first(static_cast<size_t>(sure)).subspan(waiting ? 0 : 1);
+  draft_tokens_.insert(draft_tokens_.end(), tokens.begin(), tokens.end());
+  if (waiting) from_last_.push_back(lane.slot), from_stack_.push_back(-1);
+  for (int32_t r = 0; r + 1 < sure; ++r) from_last_.push_back(-1), from_stack_.push_back(lane.first_row + r);
 }
 
 void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
@@ -107,6 +110,7 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
   for (const LaneInput& in : inputs) token = std::copy(in.tokens.begin(), in.tokens.end(), token);
   fill_positions(in_.positions, lanes_);
   in_.lanes.fill(lanes_.data(), lanes_.size());
+  if (options_.state.trials > 0) in_.trials.fill(trials_.data(), trials_.size());
   for (size_t i = 0; i < draws.size(); ++i) {
     in_.draw_rows.host.as<int32_t>()[i] = draws[i].row;
     reinterpret_cast<SampleParams*>(in_.params.host.data)[i] = draws[i].params;
@@ -114,14 +118,19 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
   gather_ngrams();
   in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
   if (!has_draft_head()) return;
+  fill_draft_rows();
+  auto* keep = in_.keep.host.as<int32_t>();
+  for (size_t i = 0; i < lanes_.size(); ++i)
+    if (trials_[i].tried == 0) keep[lanes_[i].slot] = lanes_[i].first_row + lanes_[i].rows - 1;
+}
+
+void Engine::fill_draft_rows() {
   in_.draft_tokens.fill(draft_tokens_.data(), draft_tokens_.size());
   fill_positions(in_.draft_positions, draft_lanes_);
   in_.draft_lanes.fill(draft_lanes_.data(), draft_lanes_.size());
   in_.from_last.fill(from_last_.data(), from_last_.size());
   in_.from_stack.fill(from_stack_.data(), from_stack_.size());
-  auto* keep = in_.keep.host.as<int32_t>();
-  std::fill_n(keep, in_.keep.host.size(), -1);
-  for (const Lane& lane : lanes_) keep[lane.slot] = lane.first_row + lane.rows - 1;
+  std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
 }
 
 void Engine::gather_ngrams() {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "kernels/error.h"
 #include "libcore/measure/clock.h"
@@ -17,7 +18,11 @@ struct Active {
   int32_t slot = 0;
   size_t prompt_done = 0;  // prompt tokens in the state
   int64_t generated = 0;
-  int32_t pending = -1;  // drawn and not yet in the state
+  // Drawn and not yet in the state, then what was drafted behind it.
+  std::vector<int32_t> feed;
+  // Of the last round: its lane and first draw, the drafts that it kept, whether the answer has ended.
+  int32_t lane = 0, first_draw = -1, kept = 0;
+  std::optional<Finish> end;
 };
 
 // The last generated token is never fed back.
@@ -32,6 +37,233 @@ int64_t selecting(const ModelConfig& c, int64_t start, size_t count) {
   const int64_t first = (c.index_blocks() + 1) * c.index_ratio - 1, end = start + static_cast<int64_t>(count);
   return std::max<int64_t>(0, end - std::max(start, first));
 }
+
+// The requests of one run and what is under way.
+class Run {
+ public:
+  Run(Engine& engine, std::span<const Request> requests, const SchedulerOptions& options, const SchedulerEvents& events)
+      : engine_(engine), requests_(requests), o_(options), events_(events), policy_(options.draft) {
+    const int64_t vocab = engine.config().vocab_size;
+    valid_ = o_.valid_ids > 0 ? std::min(o_.valid_ids, vocab) : vocab;
+    stats_.first_token_ns.assign(requests.size(), 0);
+    for (const Request& r : requests) {
+      if (r.prompt.empty()) throw Error(ErrorKind::Input, "a prompt without tokens: give at least one");
+      prompt_total_ += static_cast<int64_t>(r.prompt.size());
+    }
+  }
+
+  SchedulerStats run() {
+    while (next_ < requests_.size() || !active_.empty()) {
+      if (events_.stop && events_.stop()) {
+        interrupt();
+        break;
+      }
+      while (next_ < requests_.size() && static_cast<int64_t>(active_.size()) < o_.parallel) {
+        active_.push_back({next_, engine_.state().open()});
+        ++next_;
+      }
+      step();
+    }
+    return std::move(stats_);
+  }
+
+ private:
+  bool drafting() const { return o_.draft.most > 0; }
+  const Request& request(const Active& a) const { return requests_[a.request]; }
+
+  void interrupt() {
+    for (const Active& a : active_) close(a, Finish::Interrupted);
+    for (; next_ < requests_.size(); ++next_)
+      if (events_.finished) events_.finished(next_, Finish::Interrupted);
+  }
+
+  void close(const Active& a, Finish why) {
+    if (events_.closing && why != Finish::Interrupted) events_.closing(a.request, a.slot);
+    engine_.state().close(a.slot);
+    policy_.forget(a.request);
+    if (events_.finished) events_.finished(a.request, why);
+  }
+
+  void step() {
+    const double began = now_ns();
+    const bool any_prompt = plan_lanes();
+    const std::vector<int32_t> drawn = engine_.round(lanes_, draws_, valid_);
+    ++stats_.forwards;
+    if (any_prompt && events_.prompt_rows) events_.prompt_rows(prompt_done_, prompt_total_);
+    report_draft_logits();
+    for (Active& a : active_) count_kept(a, drawn);
+    report_logits();
+    for (Active& a : active_)
+      if (a.first_draw >= 0) take(a, drawn);
+    const double verified = now_ns();
+    (any_prompt ? stats_.prompt_ns : stats_.decode_ns).push_back(verified - began + draft_ns_);
+    if (drafting()) {
+      if (!any_prompt) observe(stats_.decode_ns.back());
+      draft();
+      draft_ns_ = now_ns() - verified;
+    }
+    size_t going = 0;
+    for (size_t i = 0; i < active_.size(); ++i)
+      if (active_[i].end)
+        close(active_[i], *active_[i].end);
+      else if (i != going++)
+        active_[going - 1] = std::move(active_[i]);
+    active_.resize(going);
+  }
+
+  // One lane a sequence: its next prompt chunk, or its pending token and drafts. Draws from the last row of each prompt
+  // that ends, and from every other row. True when a prompt is among the lanes.
+  bool plan_lanes() {
+    lanes_.clear(), draws_.clear();
+    bool any_prompt = false;
+    int32_t row = 0;
+    for (Active& a : active_) {
+      const Request& r = request(a);
+      a.lane = static_cast<int32_t>(lanes_.size()), a.first_draw = -1;
+      int32_t first_drawn = 0;
+      if (a.prompt_done < r.prompt.size()) {
+        const size_t n = std::min<size_t>(o_.chunk_rows, r.prompt.size() - a.prompt_done);
+        lanes_.push_back({a.slot, std::span(r.prompt).subspan(a.prompt_done, n)});
+        a.prompt_done += n;
+        any_prompt = true;
+        stats_.prompt_rows += static_cast<int64_t>(n);
+        prompt_done_ += static_cast<int64_t>(n);
+        first_drawn = static_cast<int32_t>(n) - (a.prompt_done == r.prompt.size() ? 1 : 0);
+      } else {
+        lanes_.push_back({a.slot, a.feed, static_cast<int32_t>(a.feed.size()) - 1});
+      }
+      const auto count = static_cast<int32_t>(lanes_.back().tokens.size());
+      const int64_t length = engine_.state().length(a.slot);
+      stats_.selecting_rows += selecting(engine_.config(), length, lanes_.back().tokens.size());
+      if (first_drawn < count) a.first_draw = static_cast<int32_t>(draws_.size());
+      for (int32_t i = first_drawn; i < count; ++i) {
+        Draw draw{row + i, r.sampling};
+        draw.params.stream = a.request;
+        draw.params.position = length + i + 1;
+        draws_.push_back(draw);
+      }
+      row += count;
+    }
+    return any_prompt;
+  }
+
+  bool stops(const Request& r, int32_t token) const {
+    return std::find(r.stop_ids.begin(), r.stop_ids.end(), token) != r.stop_ids.end();
+  }
+
+  // The drafts that are what was drawn, up to one that ends the answer.
+  void count_kept(Active& a, std::span<const int32_t> drawn) const {
+    a.kept = 0;
+    const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
+    while (a.kept < tried) {
+      const int32_t token = drawn[static_cast<size_t>(a.first_draw + a.kept)];
+      if (token != a.feed[static_cast<size_t>(a.kept) + 1] || stops(request(a), token)) break;
+      ++a.kept;
+    }
+  }
+
+  // The tokens that the kept rows drew.
+  void take(Active& a, std::span<const int32_t> drawn) {
+    const Request& r = request(a);
+    if (r.max_tokens == 0) {  // a run for its prompt's logits alone
+      a.end = Finish::Length;
+      return;
+    }
+    if (!a.feed.empty()) stats_.decode_rows += 1 + a.kept;
+    a.feed.clear();
+    for (int32_t i = 0; i <= a.kept; ++i) {
+      const int32_t token = drawn[static_cast<size_t>(a.first_draw + i)];
+      a.feed.assign(1, token);
+      if (a.generated++ == 0) stats_.first_token_ns[a.request] = now_ns() - began_;
+      if (events_.token) events_.token(a.request, token);
+    }
+    if (stops(r, a.feed[0]))
+      a.end = Finish::Stop;
+    else if (a.generated >= r.max_tokens)
+      a.end = Finish::Length;
+  }
+
+  void observe(double ns) {
+    DraftRound round{depth_, {}, ns};
+    for (const Active& a : active_) {
+      const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
+      round.streams.push_back({a.request, tried, a.kept});
+      stats_.drafted += tried, stats_.drafts_kept += a.kept;
+    }
+    policy_.observe(round);
+    stats_.draft_rounds.push_back(std::move(round));
+  }
+
+  // Settles what was tried and drafts for the next round.
+  void draft() {
+    std::vector<size_t> streams;
+    for (const Active& a : active_)
+      if (!a.end && a.first_draw >= 0) streams.push_back(a.request);
+    depth_ = policy_.decide(streams);
+    std::vector<Proposal> proposals;
+    std::vector<Active*> owners;
+    for (Active& a : active_) {
+      const Request& r = request(a);
+      const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
+      int32_t depth = 0;
+      // The last token of an answer is never fed back.
+      if (!a.end && a.first_draw >= 0)
+        depth = static_cast<int32_t>(std::min<int64_t>(depth_, r.max_tokens - a.generated - 1));
+      if (tried == 0 && depth == 0) continue;
+      Proposal p{a.lane, a.kept, a.feed[0], depth, r.sampling};
+      p.params.stream = a.request;
+      proposals.push_back(p);
+      owners.push_back(&a);
+    }
+    const std::vector<std::vector<int32_t>> drafts = engine_.propose(proposals, valid_);
+    for (size_t i = 0; i < owners.size(); ++i) {
+      std::vector<int32_t>& feed = owners[i]->feed;
+      feed.insert(feed.end(), drafts[i].begin(), drafts[i].end());
+      if (events_.drafts && feed.size() > 1)
+        events_.drafts(owners[i]->request, engine_.state().length(owners[i]->slot) + 1, std::span(feed).subspan(1));
+    }
+  }
+
+  void report_draft_logits() {
+    if (!o_.draft_logits || !engine_.has_draft_head()) return;
+    for (size_t i = 0; i < active_.size(); ++i) {
+      const Engine::DraftRows& d = engine_.draft_rows()[i];
+      for (int32_t j = 0; j < d.count; ++j)
+        events_.draft_logits(active_[i].request,
+                             engine_.to_host(engine_.draft_logits(std::vector<int32_t>{d.first_row + j})));
+    }
+  }
+
+  void report_logits() {
+    if (!events_.logits) return;
+    int32_t row = 0;
+    for (const Active& a : active_) {
+      const auto& lane = lanes_[static_cast<size_t>(a.lane)];
+      const auto count = static_cast<int32_t>(lane.tokens.size());
+      const int32_t undrawn = count - (a.first_draw >= 0 ? 1 + lane.tried : 0);
+      for (int32_t j = 0; o_.all_logits && j < undrawn; ++j)
+        events_.logits(a.request, engine_.to_host(engine_.logits(std::vector<int32_t>{row + j})));
+      for (int32_t j = 0; a.first_draw >= 0 && j <= a.kept; ++j)
+        events_.logits(a.request, engine_.to_host(engine_.drawn_logits().rows(a.first_draw + j, 1)));
+      row += count;
+    }
+  }
+
+  Engine& engine_;
+  std::span<const Request> requests_;
+  const SchedulerOptions& o_;
+  const SchedulerEvents& events_;
+  DraftPolicy policy_;
+  SchedulerStats stats_;
+  int64_t valid_ = 0, prompt_total_ = 0, prompt_done_ = 0;
+  const double began_ = now_ns();
+  size_t next_ = 0;
+  std::vector<Active> active_;
+  std::vector<LaneInput> lanes_;
+  std::vector<Draw> draws_;
+  int32_t depth_ = 0;    // decided for the next round
+  double draft_ns_ = 0;  // spent on its drafts
+};
 
 }  // namespace
 
@@ -56,121 +288,14 @@ StateOptions state_for(std::span<const Request> requests, int64_t parallel, int6
   return s;
 }
 
-SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, const SchedulerOptions& o,
+SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, const SchedulerOptions& options,
                             const SchedulerEvents& events) {
-  SchedulerStats stats;
-  const int64_t vocab = engine.config().vocab_size;
-  const int64_t valid = o.valid_ids > 0 ? std::min(o.valid_ids, vocab) : vocab;
-  const double began = now_ns();
-  stats.first_token_ns.assign(requests.size(), 0);
-  std::vector<Active> active;
-  size_t next = 0;
-  int64_t prompt_total = 0, prompt_done = 0;
-  for (const Request& r : requests) {
-    if (r.prompt.empty()) throw Error(ErrorKind::Input, "a prompt without tokens: give at least one");
-    prompt_total += static_cast<int64_t>(r.prompt.size());
-  }
-  const auto finish = [&](const Active& a, Finish why) {
-    engine.state().close(a.slot);
-    if (events.finished) events.finished(a.request, why);
-  };
-
-  while (next < requests.size() || !active.empty()) {
-    if (events.stop && events.stop()) {
-      for (const Active& a : active) finish(a, Finish::Interrupted);
-      for (; next < requests.size(); ++next)
-        if (events.finished) events.finished(next, Finish::Interrupted);
-      break;
-    }
-    while (next < requests.size() && static_cast<int64_t>(active.size()) < o.parallel) {
-      active.push_back({next, engine.state().open()});
-      ++next;
-    }
-
-    // One lane a sequence: its next prompt chunk or its pending token.
-    std::vector<LaneInput> lanes;
-    bool any_prompt = false;
-    for (Active& a : active) {
-      const Request& r = requests[a.request];
-      if (a.prompt_done < r.prompt.size()) {
-        const size_t n = std::min<size_t>(o.chunk_rows, r.prompt.size() - a.prompt_done);
-        lanes.push_back({a.slot, std::span(r.prompt).subspan(a.prompt_done, n)});
-        a.prompt_done += n;
-        any_prompt = true;
-        stats.prompt_rows += static_cast<int64_t>(n);
-        prompt_done += static_cast<int64_t>(n);
-      } else {
-        lanes.push_back({a.slot, std::span(&a.pending, 1)});
-        ++stats.decode_rows;
-      }
-    }
-    // The last row of each prompt that ends and of each pending token is drawn from.
-    std::vector<Draw> draws;
-    std::vector<size_t> drawing;  // their index in `active`
-    int32_t row = 0;
-    for (size_t i = 0; i < active.size(); ++i) {
-      const Request& r = requests[active[i].request];
-      const int64_t length = engine.state().length(active[i].slot);
-      stats.selecting_rows += selecting(engine.config(), length, lanes[i].tokens.size());
-      row += static_cast<int32_t>(lanes[i].tokens.size());
-      if (active[i].prompt_done < r.prompt.size()) continue;
-      Draw draw{row - 1, r.sampling};
-      draw.params.stream = active[i].request;
-      draw.params.position = length + static_cast<int64_t>(lanes[i].tokens.size());
-      draws.push_back(draw);
-      drawing.push_back(i);
-    }
-    const double step_began = now_ns();
-    const std::vector<int32_t> drawn = engine.round(lanes, draws, valid);
-    ++stats.forwards;
-    if (any_prompt && events.prompt_rows) events.prompt_rows(prompt_done, prompt_total);
-
-    if (o.draft_logits && engine.has_draft_head())
-      for (size_t i = 0; i < active.size(); ++i) {
-        const Engine::DraftRows& d = engine.draft_rows()[i];
-        for (int32_t j = 0; j < d.count; ++j)
-          events.draft_logits(active[i].request,
-                              engine.to_host(engine.draft_logits(std::vector<int32_t>{d.first_row + j})));
-      }
-    if (events.logits) {
-      row = 0;
-      size_t d = 0;
-      for (size_t i = 0; i < active.size(); ++i) {
-        const auto count = static_cast<int32_t>(lanes[i].tokens.size());
-        const bool draws_here = d < drawing.size() && drawing[d] == i;
-        if (o.all_logits)
-          for (int32_t j = 0; j + (draws_here ? 1 : 0) < count; ++j)
-            events.logits(active[i].request, engine.to_host(engine.logits(std::vector<int32_t>{row + j})));
-        if (draws_here) events.logits(active[i].request, engine.to_host(engine.drawn_logits().rows(d++, 1)));
-        row += count;
-      }
-    }
-    if (!drawing.empty()) {
-      std::vector<char> done(active.size(), 0);
-      for (size_t d = 0; d < drawing.size(); ++d) {
-        Active& a = active[drawing[d]];
-        const Request& r = requests[a.request];
-        if (r.max_tokens == 0) {  // a run for its prompt's logits alone
-          finish(a, Finish::Length);
-          done[drawing[d]] = 1;
-          continue;
-        }
-        a.pending = drawn[d];
-        if (a.generated++ == 0) stats.first_token_ns[a.request] = now_ns() - began;
-        if (events.token) events.token(a.request, a.pending);
-        const bool stop = std::find(r.stop_ids.begin(), r.stop_ids.end(), a.pending) != r.stop_ids.end();
-        if (!stop && a.generated < r.max_tokens) continue;
-        finish(a, stop ? Finish::Stop : Finish::Length);
-        done[drawing[d]] = 1;
-      }
-      size_t kept = 0;
-      for (size_t i = 0; i < active.size(); ++i)
-        if (!done[i]) active[kept++] = active[i];
-      active.resize(kept);
-    }
-    (any_prompt ? stats.prompt_ns : stats.decode_ns).push_back(now_ns() - step_began);
-  }
-  return stats;
+  const EngineOptions& e = engine.options();
+  if (options.draft.most < 0 || options.draft.most > std::min<int64_t>(kMostDrafts, e.state.trials) ||
+      (options.draft.most > 0 && !engine.has_draft_head()))
+    throw Error(ErrorKind::Internal, fmt::format("{} drafts a round: the engine can take back {}", options.draft.most,
+                                                 engine.has_draft_head() ? e.state.trials : 0));
+  return Run(engine, requests, options, events).run();
 }
 
 }  // namespace fnx

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "libcore/engine/draft_policy.h"
 #include "libcore/engine/engine.h"
 
 namespace fnx {
@@ -27,7 +28,8 @@ struct SchedulerOptions {
   int64_t parallel = 1;       // sequences that run at once
   int64_t valid_ids = 0;      // ids at or above are never drawn; 0: the whole vocabulary
   bool all_logits = false;    // report the logits of every row, not of those that predict generated tokens
-  bool draft_logits = false;  // report the draft head's logits of every absorbed row
+  bool draft_logits = false;  // report the draft head's logits of every absorbed row; not while drafting
+  DraftOptions draft;         // at most as many tokens as the engine's state can take back
 };
 
 // What a run reports while it goes. Rows are reported in order within a request; requests may interleave.
@@ -38,6 +40,9 @@ struct SchedulerEvents {
   std::function<void(size_t request, std::span<const float> logits)> draft_logits;  // one row [V]
   std::function<void(int64_t done, int64_t total)> prompt_rows;                     // over all requests
   std::function<bool()> stop;                                                       // asked before every step
+  // May change what was drafted, whose first token would be the sequence's `position`-th: for tests.
+  std::function<void(size_t request, int64_t position, std::span<int32_t> drafts)> drafts;
+  std::function<void(size_t request, int32_t slot)> closing;  // before a sequence that ended is closed
 };
 
 struct SchedulerStats {
@@ -45,6 +50,8 @@ struct SchedulerStats {
   int64_t selecting_rows = 0;  // rows with more complete index blocks than their budget: attention is sparse there
   std::vector<double> prompt_ns, decode_ns;  // one sample a forward; a forward with any prompt row counts as prompt
   std::vector<double> first_token_ns;        // one a request, from the start of the run
+  int64_t drafted = 0, drafts_kept = 0;      // tokens; decode_rows counts rows that stayed
+  std::vector<DraftRound> draft_rounds;      // decode rounds without prompts in order, when drafting
 };
 
 // Number of tokens that the KV pool needs for these requests: pass to StateOptions.

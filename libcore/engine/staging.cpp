@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/error.h"
 
 namespace fnx {
@@ -17,6 +19,7 @@ Staged Staging::place(DType dtype, std::initializer_list<int64_t> dims) {
   for (int64_t d : dims) v.shape[v.rank++] = d;
   const size_t at = used_, bytes = v.bytes();
   used_ = (at + bytes + 63) / 64 * 64;
+  most_ = std::max(most_, used_);
   Staged s{v, v};
   if (device_.bytes() == 0) return s;
   if (at + bytes > device_.bytes())
@@ -30,10 +33,10 @@ Staged Staging::place(DType dtype, std::initializer_list<int64_t> dims) {
 
 void Staging::allocate() {
   for (Block& b : blocks_) {
-    b.memory = backend_.allocate(used_, Space::Host);
+    b.memory = backend_.allocate(most_, Space::Host);
     b.copied = backend_.make_event();
   }
-  device_ = backend_.allocate(used_, Space::Device);
+  device_ = backend_.allocate(most_, Space::Device);
 }
 
 void Staging::send(Stream& stream) {

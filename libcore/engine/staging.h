@@ -5,6 +5,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
+#include <span>
 
 #include "kernels/ops.h"
 
@@ -20,6 +21,13 @@ struct Staged {
   }
 };
 
+// The position of every row of the lanes, in order.
+inline void fill_positions(const Staged& to, std::span<const Lane> lanes) {
+  auto* p = to.host.as<int32_t>();
+  for (const Lane& lane : lanes)
+    for (int32_t i = 0; i < lane.rows; ++i) *p++ = lane.start + i;
+}
+
 // Two host blocks take turns, so that one may be written while the other is still being copied.
 class Staging {
  public:
@@ -29,7 +37,7 @@ class Staging {
   void begin();
   // The next array of the block. Before allocate() it has no memory, only a shape.
   Staged place(DType dtype, std::initializer_list<int64_t> dims);
-  // Makes blocks as long as what was placed since begin().
+  // Makes blocks as long as the longest that was placed.
   void allocate();
   // Copies the block in stream order.
   void send(Stream& stream);
@@ -42,7 +50,7 @@ class Staging {
   Backend& backend_;
   std::array<Block, 2> blocks_;
   Buffer device_;
-  size_t now_ = 0, used_ = 0;
+  size_t now_ = 0, used_ = 0, most_ = 0;
 };
 
 }  // namespace fnx

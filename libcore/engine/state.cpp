@@ -26,7 +26,7 @@ StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream
     kv.keys = make(options.kv_dtype, {pages_, page_tokens_, config.kv_heads, config.head_dim});
     kv.values = make(options.kv_dtype, {pages_, page_tokens_, config.kv_heads, config.head_dim});
     kv.index_keys = make(DType::F32, {pages_, page_tokens_ / ratio, config.index_head_dim});
-    kv.raw_keys = make(DType::F32, {slots, ratio, config.index_head_dim});
+    kv.raw_keys = make(DType::F32, {slots, ratio + divide_up(options.trials, ratio) * ratio, config.index_head_dim});
     return kv;
   };
   gdn_.resize(config.layers()), kv_.resize(config.layers());
@@ -35,10 +35,11 @@ StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream
       kv_[l] = qsa_cache();
       continue;
     }
-    gdn_[l].conv = make(DType::F32, {slots, config.gdn_conv_kernel - 1, config.gdn_conv_width()});
+    gdn_[l].conv = make(DType::F32, {slots, config.gdn_conv_kernel - 1 + options.trials, config.gdn_conv_width()});
     gdn_[l].delta = make(DType::F32, {slots, config.gdn_value_heads, config.gdn_key_dim, config.gdn_value_dim});
+    if (options.trials > 0) gdn_[l].tried = make(DType::F32, {slots, options.trials, 2, config.gdn_value_heads});
   }
-  const int64_t ple_rows = (config.ple_conv_kernel - 1) * config.ngram_size;
+  const int64_t ple_rows = (config.ple_conv_kernel - 1) * config.ngram_size + options.trials;
   for (size_t i = 0; i < config.ple_layers.size(); ++i)
     ple_.push_back(make(DType::F32, {slots, ple_rows, config.streams * config.hidden_size}));
   if (options.draft_head) {
@@ -89,6 +90,14 @@ void StatePool::close(int32_t slot) {
 void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[slot];
   const auto length = static_cast<int64_t>(s.tokens.size() + tokens.size());
+  if (s.on_trial > 0) throw Error(ErrorKind::Internal, "tokens are appended behind tokens on trial");
+  reserve(slot, length);
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  s.absorbed = -1;
+}
+
+void StatePool::reserve(int32_t slot, int64_t length) {
+  Sequence& s = sequences_[slot];
   if (length > options_.max_tokens)
     throw Error(ErrorKind::Unsupported,
                 fmt::format("a sequence of {} tokens exceeds the limit of {} tokens", length, options_.max_tokens));
@@ -106,7 +115,20 @@ void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
     }
     std::copy_n(s.pages.begin() + first, need, table_.begin() + slot * table_width_ + first);
   }
-  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+}
+
+void StatePool::try_rows(int32_t slot, int32_t tried) {
+  if (tried < 0 || tried > options_.trials)
+    throw Error(ErrorKind::Internal, fmt::format("{} rows on trial, at most {} are possible", tried, options_.trials));
+  sequences_[slot].on_trial = tried;
+}
+
+void StatePool::keep(int32_t slot, int32_t kept) {
+  Sequence& s = sequences_[slot];
+  if (kept < 0 || kept > s.on_trial)
+    throw Error(ErrorKind::Internal, fmt::format("{} rows kept of {} on trial", kept, s.on_trial));
+  s.tokens.resize(s.tokens.size() - static_cast<size_t>(s.on_trial - kept));
+  s.lag = kept, s.on_trial = 0;
 }
 
 void StatePool::dump_view(const View& v, std::vector<std::byte>& out) const {
@@ -120,23 +142,30 @@ void StatePool::dump_view(const View& v, std::vector<std::byte>& out) const {
 std::vector<std::byte> StatePool::dump(int32_t slot) const {
   std::vector<std::byte> out;
   const Sequence& s = sequences_[slot];
+  if (s.on_trial > 0 || s.lag > 0) throw Error(ErrorKind::Internal, "a dump of a state that lags behind its tokens");
+  const auto rows_of = [&](const View& v, int64_t first, int64_t count) {
+    View slot_rows = v.rows(slot, 1);
+    slot_rows = slot_rows.reshape({v.shape[1], slot_rows.size() / v.shape[1]});
+    if (count > 0) dump_view(slot_rows.rows(first, count), out);
+  };
   const auto* ids = reinterpret_cast<const std::byte*>(s.tokens.data());
   out.assign(ids, ids + s.tokens.size() * sizeof(int32_t));
   for (const GdnState& g : gdn_)
     if (g.delta) {
       dump_view(g.delta.rows(slot, 1), out);
-      if (g.conv.size() > 0) dump_view(g.conv.rows(slot, 1), out);
+      if (g.conv.size() > 0) rows_of(g.conv, 0, g.conv.shape[1] - options_.trials);
     }
   for (const View& v : ple_)
-    if (v.size() > 0) dump_view(v.rows(slot, 1), out);
+    if (v.size() > 0) rows_of(v, 0, v.shape[1] - options_.trials);
   if (last_stack_) dump_view(last_stack_.rows(slot, 1), out);
   for (size_t i = 0; i < kv_.size(); ++i) {
     const KvCache& kv = kv_[i];
     if (!kv.keys) continue;
-    dump_view(kv.raw_keys.rows(slot, 1), out);
     // The draft head is one row behind: its last row waits for the next token.
     const bool draft = options_.draft_head && i + 1 == kv_.size();
-    int64_t left = length(slot) - (draft ? 1 : 0), blocks = left / config_.index_ratio;
+    int64_t left = std::max<int64_t>(0, length(slot) - (draft ? 1 : 0)), blocks = left / config_.index_ratio;
+    // Of raw keys those of the incomplete block: a ring holds whole blocks.
+    rows_of(kv.raw_keys, blocks * config_.index_ratio % kv.raw_keys.shape[1], left % config_.index_ratio);
     for (size_t p = 0; p < s.pages.size() && left > 0; ++p, left -= page_tokens_) {
       const int64_t n = std::min(left, page_tokens_), per_page = page_tokens_ / config_.index_ratio;
       const auto in_page = [&](const View& v, int64_t rows) {

@@ -16,6 +16,7 @@ struct StateOptions {
   int64_t max_tokens = 0;       // of one sequence
   DType kv_dtype = DType::F32;  // F32 or BF16
   bool draft_head = false;      // also the draft head's caches
+  int64_t trials = 0;           // most rows of a forward that a sequence may take back
 };
 
 // Owned by one engine; not thread-safe.
@@ -30,6 +31,20 @@ class StatePool {
   // Makes pages for the tokens that come next and appends them to the history. Throws Unsupported, changing nothing,
   // when the pool or the sequence's limit is too small.
   void append(int32_t slot, std::span<const int32_t> tokens);
+  // Makes pages for a sequence of that many tokens. Throws as append() does.
+  void reserve(int32_t slot, int64_t length);
+
+  // The last `tried` of the tokens appended last are on trial: keep() ends that, which must come before the next
+  // append(). Their rows are in the caches; recurrent states lag behind, see Trial in kernels/ops.h.
+  void try_rows(int32_t slot, int32_t tried);
+  // Cuts the sequence off behind the first `kept` of the tokens on trial.
+  void keep(int32_t slot, int32_t kept);
+  // Rows that the states lag behind the tokens: the next forward's first work, which calls caught_up().
+  int32_t lag(int32_t slot) const { return sequences_[slot].lag; }
+  void caught_up(int32_t slot) { sequences_[slot].lag = 0; }
+  // The token with which the draft head absorbed the sequence's last row; -1: it waits.
+  int32_t absorbed(int32_t slot) const { return sequences_[slot].absorbed; }
+  void set_absorbed(int32_t slot, int32_t token) { sequences_[slot].absorbed = token; }
 
   int64_t length(int32_t slot) const { return static_cast<int64_t>(sequences_[slot].tokens.size()); }
   std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
@@ -44,10 +59,11 @@ class StatePool {
   const GdnState& gdn(int64_t layer) const { return gdn_[layer]; }
   const KvCache& kv(int64_t layer) const { return kv_[layer]; }
   const KvCache& draft_kv() const { return kv_.back(); }
-  View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation, n * H]
+  View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation + trials, n * H]
   View last_stacks() const { return last_stack_; }      // F32 [slots, n, H]; with a draft head
 
-  // Every byte that defines the sequence, in one order that does not depend on where its pages lie; for comparisons.
+  // Every byte that defines the sequence, in one order that does not depend on where its pages lie. Its states must not
+  // lag.
   std::vector<std::byte> dump(int32_t slot) const;
 
  private:
@@ -55,6 +71,7 @@ class StatePool {
     bool open = false;
     std::vector<int32_t> tokens;
     std::vector<int32_t> pages;
+    int32_t on_trial = 0, lag = 0, absorbed = -1;
   };
   View make(DType dtype, std::initializer_list<int64_t> dims);
   void dump_view(const View& v, std::vector<std::byte>& out) const;

@@ -65,7 +65,7 @@ Run run_device(const Site& site, const std::vector<int64_t>& chunks) {
     shape.index_heads = kIndexHeads, shape.index_dim = kIndexDim, shape.ratio = kRatio, shape.blocks = s.blocks;
     shape.rotary = kRotary, shape.page_tokens = s.page_tokens, shape.table_width = site.pages;
     shape.block_table = block_table, shape.lanes = {lanes, 1};
-    const cuda::QsaCache cache{s.pages, keys.get(), values.get(), index_keys, raw_keys};
+    const cuda::QsaCache cache{s.pages, keys.get(), values.get(), index_keys, raw_keys, kRatio};
     Device<float> partials(cuda::qsa_partials(shape));
     float* q = qg + first * s.heads * 2 * kDim;
     cuda::qsa_write({shape, cache, q, key + first * site.kv_width, value + first * site.kv_width,

@@ -67,7 +67,7 @@ void check_gdn(Backend& cpu, Stream& stream, int64_t kh, int64_t vh, bool silu_g
                view(norm, {128}),
                1e-6f,
                silu_gate ? Gate::Silu : Gate::Sigmoid};
-  GdnState state{view(conv_state, {kSlotCount, history, channels}), view(delta, {kSlotCount, vh, 128, 128})};
+  GdnState state{view(conv_state, {kSlotCount, history, channels}), view(delta, {kSlotCount, vh, 128, 128}), {}};
   cpu.gdn(stream, w, tables.batch(), view(qkv, {rows, channels}), view(z, {rows, vd}), view(b, {rows, vh}),
           view(a, {rows, vh}), state, view(out, {rows, vd}));
   const std::string name = "gdn " + std::to_string(kh) + "/" + std::to_string(vh);

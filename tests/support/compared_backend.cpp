@@ -133,7 +133,7 @@ class Compared : public ComparedBackend {
           GdnWeights there = w;
           for (View* v : {&there.conv, &there.a_log, &there.dt_bias, &there.norm}) *v = host(*v);
           cpu_.gdn(*cpu_stream_, there, host(batch), host(qkv), host(z), host(b), host(a),
-                   {host(state.conv), host(state.delta)}, host(out));
+                   {host(state.conv), host(state.delta), host(state.tried)}, host(out));
         });
   }
   void qsa_write(Stream& s, const QsaWeights& w, const Batch& batch, const QsaRows& r, const KvCache& kv) override {
@@ -220,6 +220,7 @@ class Compared : public ComparedBackend {
     operations_.push_back({name, static_cast<int64_t>(operations_.size()), worst});
   }
   View host(const View& v) {
+    if (!v) return v;
     for (const auto& [data, bytes] : copies_)
       if (data == v.data) {
         View h = v;
@@ -244,6 +245,7 @@ class Compared : public ComparedBackend {
   Batch host(const Batch& b) {
     Batch h = b;
     h.lane_table = host(b.lane_table), h.positions = host(b.positions), h.block_table = host(b.block_table);
+    h.trials = host(b.trials);
     return h;
   }
   QsaRows host(const QsaRows& r) {

@@ -257,7 +257,8 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   refused(generate({"--prompt", "a", "--backend", "cuda"}), 4, {"cuda"});
   refused(generate({"--prompt", "a", "--tp", "2"}), 4, {"--tp 2"});
   refused(generate({"--prompt", "a", "--graph", "on"}), 4, {"--graph"});
-  refused(generate({"--prompt", "a", "--draft", "3"}), 4, {"--draft 3"});
+  refused(generate({"--prompt", "a", "--draft", "3", "--mtp-logits"}), 4, {"--draft 3", "--mtp-logits"});
+  refused(generate({"--prompt", "a", "--draft", "9"}), 2, {"--draft"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});
   const RunResult run = generate({"--prompt", "a", "--receipt", "/nonexistent-folder/r.json"});
   CHECK(run.exit_code == 6);

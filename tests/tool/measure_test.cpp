@@ -1,4 +1,4 @@
-// fnx-prefill-sweep and fnx-graph-ab on small models of the cpu backend.
+// fnx-prefill-sweep, fnx-graph-ab and fnx-draft-ab on small models of the cpu backend.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -123,4 +123,33 @@ TEST_CASE(
   const TempDir dir;
   write_file(dir / "r.json", "{}");
   CHECK(with({"--ceilings", (dir / "r.json").string()}).exit_code == 3);
+}
+
+TEST_CASE("draft-ab: drafted and plain agree on the small checkpoint, alone and in company, greedy and seeded") {
+  const RunResult run = run_command({tool_path("fnx-draft-ab"), "--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny",
+                                     "--backend", "cpu", "--sequences", "1,2", "--texts", "chat", "--max-tokens", "24",
+                                     "--draft", "2", "--pairs", "1", "--warmup", "0"});
+  CAPTURE(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json receipt = read_receipt(run, "fnx-draft-ab");
+  REQUIRE(receipt["result"]["cells"].size() == 4);
+  for (const Json& cell : receipt["result"]["cells"]) {
+    CHECK(cell["comparison"] == "equal");
+    CHECK(cell["plain"] == cell["drafted"]);
+  }
+  CHECK(receipt["result"]["cells"][0]["plain"] != receipt["result"]["cells"][1]["plain"]);
+  CHECK(receipt["evidence"]["chat/c1/greedy"]["drafted_tokens"] > 10);
+  CHECK(receipt["evidence"]["chat/c2/seeded"]["rounds_by_draft_depth"][0] == 0);
+}
+
+TEST_CASE("draft-ab: one pair claims no ratio, and a model without a draft head or --draft off is refused") {
+  const RunResult few = run_command({tool_path("fnx-draft-ab"), "--model", "synth:tiny,layers=4,experts=8", "--backend",
+                                     "cpu", "--sequences", "1", "--sampling", "greedy", "--max-tokens", "8", "--pairs",
+                                     "1", "--gate", "ratio>=1"});
+  CHECK(few.exit_code == 0);
+  CHECK(named(read_receipt(few, "fnx-draft-ab")["gates"], "made-up/c1/greedy/ratio")["outcome"] == "not_run");
+  const RunResult off = tool("fnx-draft-ab", {"--draft", "off"});
+  CHECK(off.exit_code == 4);
+  CHECK(off.err.find("--draft") != std::string::npos);
+  CHECK(tool("fnx-draft-ab", {"--texts", "verse", "--draft", "9"}).exit_code == 2);
 }

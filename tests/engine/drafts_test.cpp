@@ -1,0 +1,235 @@
+// Drafted equals plain: tokens, logits and every byte of the final states, whatever was drafted and kept.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "libcore/engine/scheduler.h"
+#include "tests/support/golden.h"
+
+using namespace fnx;
+using namespace fnx::test;
+
+namespace {
+
+// How many of the drafts of a round are right; the others are wrong on purpose. The head's own go through at kOwn.
+constexpr int32_t kOwn = -1, kByTurns = -2;
+
+struct Case {
+  int64_t sequences = 1;
+  int32_t depth = 0, right = kOwn;
+  float temperature = 0;
+  On on = On::Cpu;
+  DType kv = DType::F32;
+  bool graphs = false, automatic = false;
+  int64_t inject = 0, max_tokens = 16;
+};
+
+struct Outcome {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::vector<float>> logits;
+  std::vector<std::vector<std::byte>> states;
+  SchedulerStats stats;
+  GraphCounters graphs;
+};
+
+std::vector<Request> requests_of(const Case& c) {
+  const std::vector<const char*> names{"genesis", "capital", "eos-inside", "long-700"};
+  std::vector<Request> out;
+  for (int64_t i = 0; i < c.sequences; ++i) {
+    std::vector<int32_t> text = Golden::get().prompt(names[static_cast<size_t>(i) % names.size()]).ids;
+    // Lengths of every remainder by the block of the index; boundary tokens stay where a text has them.
+    text.resize(std::min<size_t>(text.size(), 20 + static_cast<size_t>(i)));
+    Request r;
+    r.prompt = text;
+    r.max_tokens = c.max_tokens + i % 3;
+    r.sampling = {c.temperature, 0.95f, 0, 40, 7};
+    out.push_back(r);
+  }
+  return out;
+}
+
+Outcome run(const Case& c, const Outcome* plain = nullptr) {
+  const std::vector<Request> requests = requests_of(c);
+  EngineOptions o;
+  o.state = state_for(requests, c.sequences, 8192);
+  o.state.kv_dtype = c.kv, o.state.draft_head = true, o.state.trials = c.depth;
+  o.max_rows = c.sequences * std::max(16, 1 + c.depth);
+  o.graphs = c.graphs, o.inject_capture_failures = c.inject;
+  Engine engine(tiny_weights(c.on), backend_on(c.on), o);
+  Outcome out;
+  out.tokens.resize(requests.size()), out.logits.resize(requests.size()), out.states.resize(requests.size());
+  SchedulerEvents events;
+  events.token = [&](size_t i, int32_t t) { out.tokens[i].push_back(t); };
+  events.logits = [&](size_t i, std::span<const float> row) {
+    out.logits[i].insert(out.logits[i].end(), row.begin(), row.end());
+  };
+  events.closing = [&](size_t i, int32_t slot) {
+    engine.settle(slot);
+    out.states[i] = engine.state().dump(slot);
+  };
+  size_t turn = 0;
+  if (c.right != kOwn)
+    events.drafts = [&](size_t i, int64_t position, std::span<int32_t> drafts) {
+      const auto right = c.right == kByTurns ? turn++ % (drafts.size() + 1) : static_cast<size_t>(c.right);
+      for (size_t j = 0; j < drafts.size(); ++j) {
+        const size_t at = static_cast<size_t>(position) - requests[i].prompt.size() + j;
+        const int32_t truth = plain->tokens[i].at(at);
+        drafts[j] = j < right ? truth : (truth + 1) % 4000;
+      }
+    };
+  SchedulerOptions options;
+  options.chunk_rows = 16;
+  options.parallel = c.sequences;
+  options.draft.most = c.depth, options.draft.fixed = !c.automatic;
+  out.stats = run_requests(engine, requests, options, events);
+  out.graphs = engine.graph_counters();
+  return out;
+}
+
+Outcome plain_of(Case c) {
+  c.depth = 0, c.right = kOwn, c.graphs = false, c.automatic = false, c.inject = 0;
+  return run(c);
+}
+
+void same(const Outcome& got, const Outcome& want) {
+  CHECK(got.tokens == want.tokens);
+  CHECK(got.logits == want.logits);
+  CHECK(got.states == want.states);
+}
+
+void every_acceptance_equals_plain(On on, DType kv, bool graphs) {
+  for (const float temperature : {0.0f, 0.9f}) {
+    const Outcome plain = plain_of({1, 0, kOwn, temperature, on, kv});
+    REQUIRE(plain.states[0].size() > 100000);
+    for (int32_t depth = 1; depth <= kMostDrafts; ++depth)
+      for (int32_t right = kByTurns; right <= depth; ++right) {
+        CAPTURE(temperature);
+        CAPTURE(depth);
+        CAPTURE(right);
+        const Outcome drafted = run({1, depth, right, temperature, on, kv, graphs}, &plain);
+        same(drafted, plain);
+        CHECK(drafted.stats.drafted > 0);
+        if (right == 0) CHECK(drafted.stats.drafts_kept == 0);
+        if (right == depth) CHECK(drafted.stats.drafts_kept == drafted.stats.drafted);
+        if (graphs && right >= 0 && right <= 3) CHECK(drafted.graphs.replays > 0);  // many rounds
+      }
+  }
+}
+
+void company_equals_plain(On on, DType kv, bool graphs) {
+  for (const float temperature : {0.0f, 0.9f})
+    for (int64_t sequences = 2; sequences <= 8; ++sequences) {
+      CAPTURE(temperature);
+      CAPTURE(sequences);
+      const Outcome plain = plain_of({sequences, 0, kOwn, temperature, on, kv});
+      for (const auto& [depth, right] : {std::pair{1, kOwn}, {3, kByTurns}, {8, kByTurns}}) {
+        CAPTURE(depth);
+        same(run({sequences, depth, right, temperature, on, kv, graphs}, &plain), plain);
+      }
+    }
+}
+
+void automatic_equals_plain(On on, DType kv, bool graphs) {
+  for (const int64_t sequences : {1, 3}) {
+    Case c{sequences, 4, kOwn, 0, on, kv, graphs, true};
+    c.max_tokens = 60;
+    const Outcome plain = plain_of(c), drafted = run(c);
+    same(drafted, plain);
+    CHECK(drafted.stats.drafted > 0);
+    // The decisions are those of a policy that is told the same rounds.
+    DraftPolicy policy({c.depth, false});
+    int64_t plain_rounds = 0;
+    for (const DraftRound& round : drafted.stats.draft_rounds) {
+      std::vector<size_t> ids;
+      for (const DraftRound::Stream& s : round.streams) ids.push_back(s.id);
+      CHECK(policy.decide(ids) == round.depth);
+      policy.observe(round);
+      plain_rounds += round.depth == 0;
+    }
+    CHECK(plain_rounds >= 2);
+  }
+}
+
+void stops_equal_plain(On on) {
+  Case c{1, 8, kOwn, 0, on};
+  const Outcome plain = plain_of(c);
+  // The first token that was not there before, at every place that a chain of drafts may reach.
+  for (size_t at = 1; at < 12; ++at) {
+    const int32_t stop = plain.tokens[0][at];
+    if (std::find(plain.tokens[0].begin(), plain.tokens[0].begin() + static_cast<long>(at), stop) !=
+        plain.tokens[0].begin() + static_cast<long>(at))
+      continue;
+    std::vector<std::vector<std::byte>> states;
+    for (const int32_t depth : {0, 8}) {
+      std::vector<Request> requests = requests_of(c);
+      requests[0].stop_ids = {stop};
+      EngineOptions o;
+      o.state = state_for(requests, 1, 8192);
+      o.state.draft_head = true, o.state.trials = depth;
+      o.max_rows = 64;
+      Engine engine(tiny_weights(on), backend_on(on), o);
+      SchedulerEvents events;
+      std::vector<int32_t> tokens;
+      events.token = [&](size_t, int32_t t) { tokens.push_back(t); };
+      events.finished = [&](size_t, Finish why) { CHECK(why == Finish::Stop); };
+      events.closing = [&](size_t, int32_t slot) {
+        engine.settle(slot);
+        states.push_back(engine.state().dump(slot));
+      };
+      events.drafts = [&](size_t, int64_t position, std::span<int32_t> drafts) {
+        for (size_t j = 0; j < drafts.size(); ++j)
+          drafts[j] = plain.tokens[0].at(static_cast<size_t>(position) - requests[0].prompt.size() + j);
+      };
+      SchedulerOptions options;
+      options.draft = {depth, true};
+      run_requests(engine, requests, options, events);
+      CHECK(tokens ==
+            std::vector<int32_t>(plain.tokens[0].begin(), plain.tokens[0].begin() + static_cast<long>(at) + 1));
+    }
+    CHECK(states[0] == states[1]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("drafts: every depth and every forced acceptance gives plain tokens, logits and final states") {
+  every_acceptance_equals_plain(On::Cpu, DType::F32, false);
+}
+
+TEST_CASE("cuda: every depth and every forced acceptance gives plain tokens, logits and final states") {
+  if (no_gpu()) return;
+  every_acceptance_equals_plain(On::Cuda, DType::BF16, false);
+  every_acceptance_equals_plain(On::Cuda, DType::BF16, true);
+}
+
+TEST_CASE("drafts: 2 to 8 sequences that draft together, by themselves and by force, give what each gives plain") {
+  company_equals_plain(On::Cpu, DType::F32, false);
+}
+
+TEST_CASE("cuda: 2 to 8 sequences that draft together, by themselves and by force, give what each gives plain") {
+  if (no_gpu()) return;
+  company_equals_plain(On::Cuda, DType::BF16, false);
+  company_equals_plain(On::Cuda, DType::BF16, true);
+}
+
+TEST_CASE("drafts: depths chosen by measurement give plain output, and a replay of the rounds makes the same choices") {
+  automatic_equals_plain(On::Cpu, DType::F32, false);
+}
+
+TEST_CASE("cuda: depths chosen by measurement give plain output, and a replay of the rounds makes the same choices") {
+  if (no_gpu()) return;
+  automatic_equals_plain(On::Cuda, DType::BF16, true);
+}
+
+TEST_CASE("drafts: an answer that stops inside a chain of right drafts ends in the plain state") {
+  stops_equal_plain(On::Cpu);
+}
+
+TEST_CASE("cuda: failed captures of drafted rounds change no bit") {
+  if (no_gpu()) return;
+  const Outcome plain = plain_of({2, 0, kOwn, 0, On::Cuda, DType::BF16});
+  const Outcome injected = run({2, 3, kByTurns, 0, On::Cuda, DType::BF16, true, false, 3}, &plain);
+  same(injected, plain);
+  CHECK(injected.graphs.failed == 3);
+  CHECK(injected.graphs.captures >= 1);
+}
