@@ -37,8 +37,8 @@ struct GdnParams {
   float* convolved = nullptr;  // [R + lanes * trials, channels]: q, k normalised, v
   float* gates = nullptr;      // [R + lanes * trials, value_heads, 2]: exp(g), beta
 };
-// The three launches in order; for a few lanes of one row, convolution and recurrence in one. The launch before must not
-// be the gdn of the same state: the state is read before it has ended.
+// The three launches in order; for a few lanes of one row, convolution and recurrence in one. The launch before must
+// not be the gdn of the same state: the state is read before it has ended.
 void gdn(const GdnParams& p, cudaStream_t stream);
 // Fills convolved and gates; the state is only read.
 void gdn_conv(const GdnParams& p, cudaStream_t stream);
