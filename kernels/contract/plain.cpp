@@ -6,7 +6,6 @@
 
 #include "kernels/contract/entry.h"
 #include "kernels/contract/families.h"
-#include "kernels/contract/gates.h"
 #include "kernels/cuda/norm_hc.h"
 #include "kernels/float16.h"
 #include "kernels/ops.h"
@@ -114,11 +113,9 @@ std::unique_ptr<Kernel> plain_entry() {
       "linear",
       {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
        {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
-       {"plain_tile_kernel", 256, 255, 0, kSharedLimit, 256},
        {"plain_fma_kernel", 256, 128, 0, 0, 0}},
       "F16, BF16 or F32 weights, any in, out and rows",
-      "tensor cores: tiles of 16 outputs by splits, of 32 outputs by 32 rows, or of 160 outputs by 64 rows (128 where "
-      "there is one split); fma: a warp an output, four rows a block",
+      "tensor cores: tiles of 16 outputs by splits or by groups of rows; fma: a warp an output, four rows a block",
       {{"x", "F32", "[rows, in]", 16, "read"},
        {"w", "F16, BF16 or F32", "[out, in]", 16, "read"},
        {"bias", "F32", "[out] or none", 4, "read"},
@@ -137,9 +134,8 @@ std::unique_ptr<Kernel> plain_entry() {
   e.host_shapes = {shape(264, 19, DType::F16, true), shape(40, 16, DType::F16, false), shape(33, 5, DType::BF16, false),
                    shape(100, 7, DType::F32, true)};
   e.more_device_shapes = {shape(2560, 512, DType::F16, false), shape(10240, 320, DType::F16, false),
-                          shape(2560, 48, DType::F16, false),  shape(10240, 4, DType::F16, false),
-                          shape(648, 1264, DType::F16, true),  shape(320, 2568, DType::F16, false)};
-  e.bit_rows = 800;
+                          shape(2560, 48, DType::F16, false), shape(10240, 4, DType::F16, false)};
+  e.bit_rows = 150;
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const int64_t in = p.number("in"), out = p.number("out");
@@ -223,9 +219,7 @@ std::unique_ptr<Kernel> pair_entry() {
   e.record = {
       "plain_linear_pair",
       "linear",
-      {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
-       {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
-       {"plain_tile_kernel", 256, 255, 0, kSharedLimit, 256}},
+      {{"plain_few_kernel", 256, 255, 48 * 1024, 0, 0}, {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0}},
       "two F16 weights of one in, a multiple of 8, over the same rows",
       "as plain_linear on tensor cores, the second's tiles after the first's; may run beside the launch before it",
       {{"x", "F32", "[rows, in]", 16, "read"},
@@ -243,8 +237,8 @@ std::unique_ptr<Kernel> pair_entry() {
                  {{"in", in}, {"out_a", out_a}, {"out_b", out_b}}};
   };
   e.host_shapes = {shape(264, 19, 5), shape(40, 16, 16)};
-  e.more_device_shapes = {shape(2560, 512, 1), shape(2560, 48, 48), shape(648, 1264, 5), shape(648, 1000, 264)};
-  e.bit_rows = 800;
+  e.more_device_shapes = {shape(2560, 512, 1), shape(2560, 48, 48)};
+  e.bit_rows = 150;
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const int64_t in = p.number("in");
@@ -395,14 +389,14 @@ std::unique_ptr<Kernel> hc_entry() {
       {{"grouped_norm_kernel", 256, 128, 64, 0, 0},
        {"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
        {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
-       {"plain_tile_kernel", 256, 255, 0, kSharedLimit, 256},
        {"hc_up_kernel", 256, 255, 0, 48 * 1024, 0},
        {"hc_up_tile_kernel", 128, 255, 0, 48 * 1024, 0},
        {"hc_down_row_kernel", 256, 80, 8 * 1024, 0, 0},
        {"hc_up_row_kernel", 256, 128, 8 * 1024, 0, 0}},
       "F16 weights, 2 to 8 streams, hidden a multiple of 16, rank a multiple of 8",
       "the norm's blocks; down and inject as plain_linear; up: blocks by 16 of hidden and by groups of rows, a warp "
-      "a stream; one row: blocks by 16 outputs and by split of down and inject with the norm, then blocks by 16 of "
+      "a stream, or by 32 of hidden and by 64 rows; one row: blocks by 16 outputs and by split of down and inject with "
+      "the norm, then blocks by 16 of "
       "hidden",
       {{"stack", "F32", "[rows, streams, hidden]", 16, "read"},
        {"norm", "F32", "[streams * hidden]", 16, "read"},
@@ -417,9 +411,8 @@ std::unique_ptr<Kernel> hc_entry() {
       "inputs of the three products as sums of two fp16 numbers",
       "normed and low values below 65504"};
   e.host_shapes = {{"4 streams of 48, rank 16", {{"streams", 4}, {"hidden", 48}, {"rank", 16}}}};
-  e.more_device_shapes = {{"4 streams of 2560, rank 320", {{"streams", 4}, {"hidden", 2560}, {"rank", 320}}},
-                          {"4 streams of 176, rank 1264", {{"streams", 4}, {"hidden", 176}, {"rank", 1264}}}};
-  e.bit_rows = 800;
+  e.more_device_shapes = {{"4 streams of 2560, rank 320", {{"streams", 4}, {"hidden", 2560}, {"rank", 320}}}};
+  e.bit_rows = 140;
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const HcSizes s(p);

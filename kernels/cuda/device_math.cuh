@@ -42,8 +42,8 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, unsigned threads,
   if (e != cudaSuccess) throw Error(ErrorKind::Device, std::string(name) + ": " + cudaGetErrorString(e));
 }
 
-// Every kernel calls this before it touches anything that a launch may have written; only weights, and what the launch
-// before the previous one has written, may be read earlier. The next kernel may start once all blocks have called it.
+// Every kernel calls this before it touches what a launch may have written; only weights, and what the launch before
+// the previous one wrote, may be read earlier: linears beside one another count as one. Then the next kernel may start.
 __device__ __forceinline__ void wait_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -53,14 +53,6 @@ __device__ __forceinline__ void wait_previous() {
 inline unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-// The same bits where 1 + expf(-x) is below 2^126, which x >= -87 ensures: the quotient's own steps, without its branch
-// for numbers beyond.
-__device__ __forceinline__ float sigmoid_in_range(float x) {
-  const float d = 1.0f + expf(-x);
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
-  return fmaf(r, -fmaf(d, r, -1.0f), r);
-}
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 

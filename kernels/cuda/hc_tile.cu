@@ -16,6 +16,15 @@ struct Stage {
   __half weights[kStreams * kWide * kUnit];
 };
 
+// The bits of sigmoid where 1 + expf(-x) is below 2^126, which x >= -87 ensures: the quotient's own steps, without its
+// branch for numbers beyond.
+__device__ __forceinline__ float sigmoid_in_range(float x) {
+  const float d = 1.0f + expf(-x);
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  return fmaf(r, -fmaf(d, r, -1.0f), r);
+}
+
 // blockIdx: 32 elements of H, 64 rows. A warp has all streams of its 16 elements and 32 rows, so that it sums
 // the streams from registers.
 __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) {

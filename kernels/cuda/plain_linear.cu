@@ -5,11 +5,17 @@
 #include <algorithm>
 
 #include "kernels/cuda/device.cuh"
-#include "kernels/cuda/plain_finish.cuh"
+#include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {
 
 namespace {
+
+__device__ __forceinline__ float finish(Finish f, float v, float n) {
+  if (f == Finish::SiluMean) return silu(v / n);
+  if (f == Finish::InjectMean) return 2.0f * sigmoid(v / n);
+  return v;
+}
 
 constexpr int kManyRows = 32, kManyOuts = 32;  // tile of the kernel for many rows
 
@@ -33,7 +39,8 @@ __device__ __forceinline__ float add_slices(const float (&cells)[kTileSlices][kC
 __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatrix& m, int64_t row, int64_t out,
                                            float v) {
   if (row >= p.rows || out >= m.out) return;
-  m.y[row * m.out + out] = finished(m, out, v, p.streams);
+  if (m.bias != nullptr) v += m.bias[out];
+  m.y[row * m.out + out] = finish(m.finish, v, p.streams);
 }
 
 // Counts a block in and returns how many came before; what they wrote before it is then visible here.
@@ -193,9 +200,7 @@ void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
     return blocks_of(p.matrix[0].out, tile) + (p.matrix[1].w != nullptr ? blocks_of(p.matrix[1].out, tile) : 0);
   };
   const dim3 few(tiles_of(kTileOut), static_cast<unsigned>(p.splits));
-  if (p.rows > kSpreadRowsMax && plain_tile_takes(p))
-    launch_plain_tile(p, name, stream);
-  else if (p.rows > kSpreadRowsMax)
+  if (p.rows > kSpreadRowsMax)
     launch(name, plain_many_kernel, dim3(tiles_of(kManyOuts), blocks_of(p.rows, kManyRows)), 256, 0, stream, p,
            int64_t{blocks_of(p.matrix[0].out, kManyOuts)});
   else if (row_tiles(p.rows) == 8)

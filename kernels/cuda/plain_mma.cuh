@@ -83,25 +83,6 @@ __device__ __forceinline__ void load_rows(const ChainLane& c, int unit, float4 (
   }
 }
 
-// What a lane holds of one row in a unit, as the tensor cores take it.
-struct RowHalves {
-  uint32_t hi[4], lo[4];
-  __device__ __forceinline__ explicit RowHalves(const float4 (&x)[2]) {
-    split2(x[0].x, x[0].y, hi[0], lo[0]), split2(x[0].z, x[0].w, hi[1], lo[1]);
-    split2(x[1].x, x[1].y, hi[2], lo[2]), split2(x[1].z, x[1].w, hi[3], lo[3]);
-  }
-  RowHalves() = default;
-};
-
-// Step i of the four of a unit's chain: the even groups' hi and lo, then the odd groups'.
-__device__ __forceinline__ void mma_step(float (&acc)[4], const uint4 (&w)[2], const RowHalves& x, int i) {
-  const uint32_t(&b)[4] = i % 2 == 0 ? x.hi : x.lo;
-  if (i < 2)
-    mma_f16(acc, w[0].x, w[1].x, w[0].y, w[1].y, b[0], b[1]);
-  else
-    mma_f16(acc, w[0].z, w[1].z, w[0].w, w[1].w, b[2], b[3]);
-}
-
 // One unit of every chain of the warp. acc[o][n]: outputs (g, g, g + 8, g + 8) of tile o, rows (2 t, 2 t + 1) of tile
 // n.
 template <int kRowTiles, int kOutTiles>
@@ -109,11 +90,17 @@ __device__ __forceinline__ void mma_unit(const uint4 (&w)[kOutTiles][2], const f
                                          float (&acc)[kOutTiles][kRowTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
-    const RowHalves halves(x[n]);
+    uint32_t h0, h1, l0, l1, h2, h3, l2, l3;
+    split2(x[n][0].x, x[n][0].y, h0, l0), split2(x[n][0].z, x[n][0].w, h1, l1);
+    split2(x[n][1].x, x[n][1].y, h2, l2), split2(x[n][1].z, x[n][1].w, h3, l3);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].x, w[o][1].x, w[o][0].y, w[o][1].y, h0, h1);
 #pragma unroll
-      for (int o = 0; o < kOutTiles; ++o) mma_step(acc[o][n], w[o], halves, i);
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].x, w[o][1].x, w[o][0].y, w[o][1].y, l0, l1);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].z, w[o][1].z, w[o][0].w, w[o][1].w, h2, h3);
+#pragma unroll
+    for (int o = 0; o < kOutTiles; ++o) mma_f16(acc[o][n], w[o][0].z, w[o][1].z, w[o][0].w, w[o][1].w, l2, l3);
   }
 }
 
@@ -187,8 +174,5 @@ struct PlainLaunch {
 };
 // Launches both; shared by plain_linear and hc_down.
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream);
-// Its kernel for prompts, where that has enough blocks.
-bool plain_tile_takes(const PlainLaunch& p);
-void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stream);
 
 }  // namespace fnx::cuda
