@@ -408,11 +408,13 @@ std::unique_ptr<Kernel> hc_entry() {
        {"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
        {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
        {"hc_up_kernel", 256, 255, 0, 48 * 1024, 0},
+       {"hc_up_tile_kernel", 128, 255, 0, 48 * 1024, 0},
        {"hc_down_row_kernel", 256, 80, 8 * 1024, 0, 0},
        {"hc_up_row_kernel", 256, 128, 8 * 1024, 0, 0}},
       "F16 weights, 2 to 8 streams, hidden a multiple of 16, rank a multiple of 8",
       "the norm's blocks; down and inject as plain_linear; up: blocks by 16 of hidden and by groups of rows, a warp "
-      "a stream; one row: blocks by 16 outputs and by split of down and inject with the norm, then blocks by 16 of "
+      "a stream, or by 32 of hidden and by 64 rows; one row: blocks by 16 outputs and by split of down and inject with "
+      "the norm, then blocks by 16 of "
       "hidden",
       {{"stack", "F32", "[rows, streams, hidden]", 16, "read; written where it is completed"},
        {"lacking_inj", "F32", "[rows, streams] or none", 4, "read"},

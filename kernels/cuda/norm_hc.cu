@@ -1,6 +1,7 @@
 #include "kernels/cuda/norm_hc.h"
 
 #include "kernels/cuda/hc_row.h"
+#include "kernels/cuda/hc_tile.h"
 #include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {
@@ -195,6 +196,7 @@ void hc_up(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
   if (p.rows == 0) return;
   if (hc_row_takes(p)) return hc_up_row(p, stream);
+  if (hc_tile_takes(p)) return hc_up_tile(p, stream);
   const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(64 * p.streams);
   const size_t cells = p.streams * 8 * kTileOut * sizeof(float);  // of one row tile and one output tile
   if (p.rows <= 8 || p.streams > 4)
