@@ -25,7 +25,7 @@ struct Options {
   bool ignore_eos = false;
   SampleParams sampling;
   std::string kv_dtype = "auto", logits_file, logits_rows = "last", format = "text";
-  bool mtp_logits = false;
+  bool mtp_logits = false, reuse = false;
 
   void add(CLI::App& app) {
     model.ranks = true;
@@ -66,9 +66,12 @@ struct Options {
     app.add_option("--logits-rows", logits_rows, "last: rows that predict generated tokens; all: every row")
         ->check(CLI::IsMember({"last", "all"}))
         ->capture_default_str();
+    app.add_flag("--reuse", reuse, "Go on from prefixes that prompts share, to the same answers");
     app.add_flag("--mtp-logits", mtp_logits, "Also the draft head's logits of every row");
   }
 };
+
+constexpr int64_t kLeastReuse = 32;  // tokens: below, a copy of the states costs more than the rows
 
 // Everything one prompt produced.
 struct Answer {
@@ -145,7 +148,10 @@ void generate(const Options& o, ToolRun& run) {
   const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr,
                                                    tokenizer ? tokenizer->vocab_limit() : model.config.vocab_size);
   const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : model.stop_ids();
-  const std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
+  std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
+  if (o.reuse && (o.mtp_logits || o.logits_rows == "all"))
+    throw Error(ErrorKind::Usage, "--reuse leaves rows out: it goes with neither --mtp-logits nor --logits-rows all");
+  if (o.reuse) plan_reuse(requests, kLeastReuse);
   if (o.mtp_logits && model.config.mtp_layers == 0)
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("stop_ids", stops, o.ignore_eos ? "flag" : "config");
@@ -174,6 +180,7 @@ void generate(const Options& o, ToolRun& run) {
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);
   if (!weights.has_draft_head) draft = {}, eo.state.draft_head = false, eo.state.trials = 0;
+  routing.warm(weights);
   Engine engine(weights, *model.backend, eo);
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
@@ -243,7 +250,14 @@ void generate(const Options& o, ToolRun& run) {
     for (const DraftRound& r : stats.draft_rounds) ++depths[static_cast<size_t>(r.depth)];
     receipt.evidence["rounds_by_draft_depth"] = depths;
   }
+  if (o.reuse) {
+    receipt.evidence["reused_requests"] = stats.reused_requests;
+    receipt.evidence["reused_tokens"] = stats.reused_tokens;
+    receipt.evidence["snapshots"] = stats.snapshots;
+    receipt.evidence["snapshot_bytes"] = stats.snapshot_bytes;
+  }
   routing.finish(run);
+  report_pools(weights, run);
   if (eo.graphs) {
     const GraphCounters& g = engine.graph_counters();
     receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;

@@ -118,6 +118,15 @@ class GraphAb {
   }
 
   void measure() {
+    EngineOptions largest;  // of the engines of both arms together
+    for (const Cell& cell : cells_) {
+      const EngineOptions eo = engine_options(workload(cell), false);
+      largest.max_rows = std::max(largest.max_rows, 2 * eo.max_rows);
+      if (2 * eo.state.tokens <= largest.state.tokens) continue;
+      largest.state = eo.state;
+      largest.state.tokens *= 2, largest.state.slots *= 2;
+    }
+    if (model_.plan(o_.model, largest, run_)) return;
     weights_.emplace(model_.load(o_.model, false, run_));
     run_.print(fmt::format("{:<14}{:>12}{:>12}{:>9}{:>18}{:>10}{:>10}{:>10}{:>12}{:>10}\n", "cell", "off ms", "on ms",
                            "off/on", "95 % interval", "off first", "on first", "replays", "floor ms", "reached"));
@@ -141,18 +150,22 @@ class GraphAb {
     return work;
   }
 
+  EngineOptions engine_options(const Workload& work, bool graphs) const {
+    EngineOptions eo;
+    eo.state = work.state();
+    eo.state.kv_dtype = model_.backend->kv_dtype();
+    eo.max_rows = work.max_rows();
+    eo.graphs = graphs;
+    eo.ranks = model_.communicator();
+    return eo;
+  }
+
   // False when a signal ended it.
   bool run_cell(const Cell& cell) {
     Workload work = workload(cell);
     std::array<Arm, 2> arms;
     for (size_t a = 0; a < arms.size(); ++a) {
-      EngineOptions eo;
-      eo.state = work.state();
-      eo.state.kv_dtype = model_.backend->kv_dtype();
-      eo.max_rows = work.max_rows();
-      eo.graphs = a == 1;
-      eo.ranks = model_.communicator();
-      arms[a].engine = std::make_unique<Engine>(*weights_, *model_.backend, eo);
+      arms[a].engine = std::make_unique<Engine>(*weights_, *model_.backend, engine_options(work, a == 1));
       // Hashes first; a second run, whose rounds are replayed from the start, is the one that counts.
       work.hash_logits = true;
       for (int turn = 0; turn < 2; ++turn)

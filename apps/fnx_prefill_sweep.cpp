@@ -10,6 +10,7 @@
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
 #include "libcore/cli/prompts.h"
+#include "libcore/cli/routing_options.h"
 #include "libcore/engine/workload.h"
 #include "libcore/measure/memory.h"
 #include "libcore/measure/statistics.h"
@@ -20,6 +21,7 @@ namespace {
 
 struct Options {
   ModelOptions model;
+  RoutingOptions routing;
   std::string lengths = "512-4096*2", chunks = "64-1024*4", format = "table";
   int repeat = 4;
   std::vector<std::string> gates;
@@ -27,6 +29,7 @@ struct Options {
 
   void add(CLI::App& app) {
     model.add(app);
+    routing.add(app);
     app.add_option("--lengths", lengths, "Prompt lengths, as a,b and first-last*mult")
         ->type_name("LIST")
         ->capture_default_str();
@@ -108,7 +111,16 @@ class Sweep {
   }
 
   void measure() {
+    EngineOptions largest;
+    for (const Cell& cell : cells_) {
+      const EngineOptions eo = engine_options(workload(cell));
+      largest.max_rows = std::max(largest.max_rows, eo.max_rows);
+      if (eo.state.tokens > largest.state.tokens) largest.state = eo.state;
+    }
+    if (model_.plan(o_.model, largest, run_)) return;
+    routing_.emplace(o_.routing, *model_.source, model_.config, model_.digest);
     weights_.emplace(model_.load(o_.model, false, run_));
+    routing_->warm(*weights_);
     if (o_.format == "table")
       run_.print(fmt::format("{:>9}{:>8}{:>13}{:>13}{:>12}{:>12}{:>12}  {}\n", "tokens", "chunk", "cold ms", "warm ms",
                              "rows/s", "RSS MiB", "device MiB", "logits"));
@@ -118,6 +130,8 @@ class Sweep {
       run_.progress("cells", results_.size(), cells_.size());
     }
     compare();
+    routing_->finish(run_);
+    report_pools(*weights_, run_);
     judge_gates(limits_, figures_, run_.receipt());
     const std::string csv = csv_of(results_);
     if (o_.format == "csv") run_.print(csv);
@@ -126,17 +140,27 @@ class Sweep {
   }
 
  private:
-  void run_cell(const Cell& cell) {
+  Workload workload(const Cell& cell) const {
     Workload work;
     work.prompts = {made_up_prompt(cell.length, model_.config.vocab_size)};
     work.chunk_rows = cell.chunk;
+    return work;
+  }
+
+  EngineOptions engine_options(const Workload& work) const {
     EngineOptions eo;
     eo.state = work.state();
     eo.state.kv_dtype = model_.backend->kv_dtype();
     eo.max_rows = work.max_rows();
     eo.graphs = o_.model.graph == "on";
+    return eo;
+  }
+
+  void run_cell(const Cell& cell) {
+    const Workload work = workload(cell);
     reset_peak_rss();
-    Engine engine(*weights_, *model_.backend, eo);
+    Engine engine(*weights_, *model_.backend, engine_options(work));
+    routing_->watch(engine);
     std::vector<Sample> samples;
     for (int i = 0; i <= o_.repeat; ++i) {
       const WorkloadRun timed = run_workload(engine, work, [&] { return run_.stopping(); });
@@ -192,6 +216,7 @@ class Sweep {
   const Options& o_;
   ToolRun& run_;
   OpenedModel model_;
+  std::optional<RoutingRecord> routing_;
   std::optional<Weights> weights_;
   std::vector<Cell> cells_;
   std::vector<GateLimit> limits_;

@@ -19,6 +19,7 @@ struct Options {
   ModelOptions model;
   int64_t rows = 1, lane_rows = 1, context = 64, chunk_rows = 512;
   int repeats = 7, rounds = 20;
+  bool in_round = false;
 };
 
 // Rounds of a token, or more, a sequence after a prompt; the ids are made up, only their number matters.
@@ -33,6 +34,11 @@ class Rounds {
         engine_.round({&lane, 1}, {}, 1);
       }
   }
+  ~Rounds() {
+    for (const int32_t slot : slots_) engine_.state().close(slot);
+  }
+  Rounds(const Rounds&) = delete;
+  Rounds& operator=(const Rounds&) = delete;
   void run() {
     std::vector<LaneInput> lanes;
     std::vector<Draw> draws;
@@ -51,12 +57,22 @@ class Rounds {
   uint64_t round_ = 0;
 };
 
+constexpr int kWarmRounds = 3;
+
+// A device that idled takes as long to reach its clocks.
+void warm_up(Engine& engine, const Options& o) {
+  for (const double until = now_ns() + 5e8; now_ns() < until;) {
+    Rounds rounds(engine, o);
+    for (int i = 0; i < kWarmRounds; ++i) rounds.run();
+  }
+}
+
 double median_ns(Rounds& rounds, int count) {
   std::vector<double> samples;
-  for (int i = 0; i < count + 3; ++i) {
+  for (int i = 0; i < count + kWarmRounds; ++i) {
     const double began = now_ns();
     rounds.run();
-    if (i >= 3) samples.push_back(now_ns() - began);
+    if (i >= kWarmRounds) samples.push_back(now_ns() - began);
   }
   return median(samples);
 }
@@ -74,6 +90,7 @@ void profile(const Options& o, ToolRun& run) {
   for (const bool graphs : {true, false}) {
     eo.graphs = graphs;
     Engine engine(weights, *backend, eo);
+    warm_up(engine, o);
     Rounds rounds(engine, o);
     (graphs ? replayed : eager) = median_ns(rounds, o.rounds);
     if (graphs) {
@@ -83,17 +100,25 @@ void profile(const Options& o, ToolRun& run) {
     }
     backend->start();
     rounds.run();
-    std::vector<OperationTime> times = backend->times(engine.stream(), o.repeats);
+    RoundTimes round = backend->times(engine.stream(), o.repeats, o.in_round);
+    std::vector<OperationTime>& times = round.operations;
     std::sort(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     double sum = 0;
-    run.print(fmt::format("{:<26} {:>6} {:>10} {:>10}\n", "operation", "calls", "us each", "us"));
+    run.print(fmt::format("{:<26} {:>6} {:>9} {:>10} {:>10}{}\n", "operation", "calls", "launches", "us each", "us",
+                          o.in_round ? "   in round" : ""));
     for (const OperationTime& t : times) {
       sum += t.seconds;
-      run.print(fmt::format("{:<26} {:>6} {:>10.2f} {:>10.1f}\n", t.name, t.calls,
-                            t.seconds * 1e6 / static_cast<double>(t.calls), t.seconds * 1e6));
+      run.print(fmt::format("{:<26} {:>6} {:>9} {:>10.2f} {:>10.1f}{}\n", t.name, t.calls, t.launches,
+                            t.seconds * 1e6 / static_cast<double>(t.calls), t.seconds * 1e6,
+                            o.in_round ? fmt::format("{:>11.1f}", t.in_round * 1e6) : ""));
       run.receipt().add_series(t.name, "ns", "warm", {t.seconds * 1e9});
+      if (o.in_round) run.receipt().add_series(t.name + " in round", "ns", "warm", {t.in_round * 1e9});
     }
-    run.print(fmt::format("{:<26} {:>6} {:>10} {:>10.1f}\n", "together", "", "", sum * 1e6));
+    run.receipt().evidence["launches"] = round.whole.launches;
+    run.receipt().add_series("device_round_ns", "ns", "warm", {round.whole.seconds * 1e9});
+    run.print(
+        fmt::format("{:<26} {:>6} {:>9} {:>10} {:>10.1f}\n", "together", "", round.whole.launches, "", sum * 1e6));
+    run.print(fmt::format("the round's launches back to back: {:.1f} us\n", round.whole.seconds * 1e6));
   }
   run.receipt().add_series("eager_round_ns", "ns", "warm", {eager});
   run.receipt().add_series("graph_round_ns", "ns", "warm", {replayed});
@@ -123,6 +148,7 @@ int main(int argc, char** argv) {
             ->check(CLI::Range(1, 1 << 20))
             ->capture_default_str();
         app.add_option("--repeat", o.repeats, "Samples a group")->check(CLI::Range(1, 1000))->capture_default_str();
+        app.add_flag("--in-round", o.in_round, "Also time the round without each group: what a group adds to it");
         app.add_option("--rounds", o.rounds, "Whole rounds timed")->check(CLI::Range(1, 1000))->capture_default_str();
       },
       [&](ToolRun& run) { profile(o, run); });

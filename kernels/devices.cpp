@@ -8,6 +8,7 @@
 namespace fnx {
 
 std::vector<GpuInfo> list_gpus() { return {}; }
+uint64_t free_device_bytes() { return 0; }
 std::string cuda_driver_version() { return "none"; }
 std::string cuda_runtime_version() { return "none"; }
 

@@ -17,6 +17,9 @@ struct GpuInfo {
 // Empty without the cuda backend, a driver or a device. Never throws.
 std::vector<GpuInfo> list_gpus();
 
+// Bytes of the current device's memory that nobody uses; 0 without a device. Never throws.
+uint64_t free_device_bytes();
+
 // "13.0", the newest CUDA that the driver runs and the one that was built in; "none" where there is no such thing.
 std::string cuda_driver_version();
 std::string cuda_runtime_version();

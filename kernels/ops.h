@@ -51,11 +51,21 @@ struct ExpertSource {
   bool held() const { return gate.trellis != nullptr || gate.plain != nullptr; }
 };
 
-// The routed experts of one layer in the backend's form.
+// The experts of one layer in the backend's form. The first `pooled` lie in host memory and are computed from lines:
+// stretches of device memory that fill() brings them to and serve() names.
 class ExpertBank {
  public:
   virtual ~ExpertBank() = default;
   int64_t experts = 0, in = 0, width = 0;
+  int64_t pooled = 0, line_bytes = 0;  // line_bytes: what a line for any of them takes, a multiple of 256
+  uint64_t host_bytes = 0;             // that the pooled ones take
+  uint64_t filled_bytes = 0;           // that fill() has copied
+};
+
+// Where the next operations find a pooled expert: U8, the line that it was brought to, or nothing.
+struct ServedExpert {
+  int32_t expert = 0;
+  View line;
 };
 
 // ---------------------------------------------------------------------------------------------- rows of a forward
@@ -98,6 +108,12 @@ struct HcWeights {
   const Linear* down = nullptr;    // [r, n * H]
   const Linear* up = nullptr;      // [n * H, r]
   const Linear* inject = nullptr;  // [n, n * H]; null in a mixer
+};
+
+// What a stack still lacks of a sublayer: stack[r, s, :] += inj[r, s] * y[r, :]. Nothing when empty.
+struct Injection {
+  View inj, y;  // [R, n], [R, H]
+  explicit operator bool() const { return static_cast<bool>(y); }
 };
 
 enum class Gate : uint8_t { Sigmoid, Silu };
@@ -192,7 +208,8 @@ class Graph {
  public:
   virtual ~Graph() = default;
   virtual void launch(Stream&) = 0;
-  virtual uint64_t bytes() const = 0;  // of device memory, as measured
+  virtual uint64_t bytes() const = 0;    // of device memory, as measured
+  virtual int64_t launches() const = 0;  // kernels, copies and fills
 };
 
 class Backend {
@@ -204,7 +221,13 @@ class Backend {
   virtual DType kv_dtype() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
+  // One that also notes the time of its point.
+  virtual std::unique_ptr<Event> make_timed_event() = 0;
+  // From one timed event's point to another's; waits for both.
+  virtual double elapsed_ns(Event& from, Event& to) = 0;
   virtual void record(Stream&, Event&) = 0;
+  // What follows on the stream waits for the event's point; for nothing when it was never set.
+  virtual void wait(Stream&, Event&) = 0;
   // Zero-filled; host memory is such that copies from it run beside the host. Throws Unsupported with the bytes asked
   // and available.
   virtual Buffer allocate(size_t bytes, Space space) = 0;
@@ -217,7 +240,9 @@ class Backend {
   // nothing to record. Throws Device when that fails, and what `calls` throws; the stream can be used on.
   virtual std::unique_ptr<Graph> capture(Stream&, const std::function<void()>& calls) = 0;
   virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
-  virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) = 0;
+  // The first `pooled`, all of them held, go to pinned host memory, and none of them is served yet; the others to the
+  // device.
+  virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) = 0;
 
   // dst = src, bytes of equal size, between any two spaces.
   virtual void copy(Stream&, View dst, View src) = 0;
@@ -239,10 +264,11 @@ class Backend {
   // out[r] = a[r] + b[r / repeat]: a, out [R * repeat, W], b [R, W]. out may be a.
   virtual void add(Stream&, int64_t repeat, View a, View b, View out) = 0;
 
-  // stack [R, n, H] -> u [R, H], inj [R, n]; inj is empty when the weights have no inject.
-  virtual void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) = 0;
-  // stack[r, s, :] += inj[r, s] * y[r, :].
-  virtual void hc_inject(Stream&, View inj, View y, View stack) = 0;
+  // Completes the stack with what it lacks; then stack [R, n, H] -> u [R, H], inj [R, n]. inj is empty when the weights
+  // have no inject, and never lacking.inj.
+  virtual void hc_mix(Stream&, const HcWeights&, const Injection& lacking, View stack, View u, View inj) = 0;
+  // Completes a stack that no mix follows.
+  virtual void hc_inject(Stream&, const Injection& lacking, View stack) = 0;
 
   // Causal convolution, delta rule and gated norm, row after row within each lane; updates the state of each lane's
   // slot. qkv [R, channels], z [R, Vd], b and a [R, value_heads], out [R, Vd].
@@ -262,7 +288,15 @@ class Backend {
   // logits [R, E] -> ids I32 [R, k], weights F32 [R, k]. ids may have one more column: it is filled with E, the expert
   // after the routed ones.
   virtual void router(Stream&, bool normalise, View logits, View ids, View weights) = 0;
-  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j], where the bank holds it. x [R, H], slots [R, k, H].
+  // Copies a pooled expert to a line of at least line_bytes, in the stream's order.
+  virtual void fill(Stream&, ExpertBank&, int32_t expert, View line) = 0;
+  // Names where experts of the bank are from here on; not to be recorded. An expert that is not pooled is served again,
+  // or not, by any line or none.
+  virtual void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) = 0;
+  // For debugging: waits for the stream and throws Internal when the line of a served expert holds another's canary.
+  virtual void check_served(Stream&, const ExpertBank&) = 0;
+  // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H]; slots of experts that are
+  // not held or not served stay as they are.
   virtual void experts(Stream&, const ExpertBank&, View x, View ids, View slots) = 0;
   // slots[r, j] = parts[w, r, j], w = min(ids[r, j] / per_part, W - 1): each slot from the part whose bank holds its
   // expert. parts [W, R, k, H], ids [R, k], slots [R, k, H].

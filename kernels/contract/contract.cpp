@@ -36,7 +36,9 @@ void guarded(GateResult& result, const std::function<GateResult()>& gate) {
 GateResult measure_resources(const Kernel& kernel, const Cases& cases, const Deadline& deadline,
                              std::vector<SymbolResources>& all) {
   for (const Shape& shape : cases.shapes)
-    for (const int64_t rows : {int64_t{1}, kernel.value_rows(), kernel.bit_rows()}) {
+    // 17 and 128: windows of the third gate.
+    for (const int64_t rows : {int64_t{1}, kernel.value_rows(), std::min<int64_t>(17, kernel.bit_rows()),
+                               std::min<int64_t>(128, kernel.bit_rows()), kernel.bit_rows()}) {
       deadline.check();
       for (SymbolResources& r : kernel.resources(kernel.make(shape, Kind::Normal, rows, 1))) {
         const auto same = [&](const SymbolResources& o) {
@@ -176,6 +178,7 @@ const std::vector<std::pair<std::string, std::string>>& launch_parts() {
                                                                          {"hc_up", "hc_mix"},
                                                                          {"hc_down_row", "hc_mix"},
                                                                          {"hc_up_row", "hc_mix"},
+                                                                         {"hc_up_tile", "hc_mix"},
                                                                          {"qsa_scores", "qsa_select"}};
   return parts;
 }

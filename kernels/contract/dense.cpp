@@ -414,7 +414,7 @@ std::unique_ptr<Kernel> inject_entry() {
   e.host = [host](Problem& p) { host(p, false); };
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
-    backend->hc_inject(*backend->make_stream(), p["inj"].view(), p["y"].view(), p["stack"].view());
+    backend->hc_inject(*backend->make_stream(), {p["inj"].view(), p["y"].view()}, p["stack"].view());
   };
   e.exact_kinds = {Kind::Normal, Kind::Directed};
   e.refusals = {{"hidden of 70", set_number("hidden", 70)},

@@ -106,15 +106,15 @@ class ExpertsKernel : public Kernel {
       record_.symbols.push_back({"exl3_down_few_kernel", 256, 64, 48 * 1024, 0, 0});
     }
     for (const char* name : {"exl3_gate_up_many_kernel", "exl3_down_many_kernel"})
-      record_.symbols.push_back({name, 256, 128, 0, kSharedLimit, 192});
+      record_.symbols.push_back({name, 128, 255, 0, kSharedLimit, 192});
     for (const char* name : {"exl3_count_kernel", "exl3_order_kernel"})
       record_.symbols.push_back({name, 256, 64, 0, 0, 0});
-    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 64, 0, 0, 0});
+    record_.symbols.push_back({"exl3_rotate_pairs_kernel", 128, 128, 0, 0, 0});
     record_.symbols.push_back({"exl3_units_kernel", 1024, 64, 16 * 1024, 0, 0});
     record_.domain =
         "hidden and width multiples of 128 to 65536; rows, slots and experts from 1; widths of each projection of each "
         "expert by themselves; one codebook";
-    record_.launch = "few: blocks of one (row, slot); many: pairs sorted by expert, blocks of up to 32 pairs";
+    record_.launch = "few: blocks of one (row, slot); many: pairs sorted by expert, blocks of up to 32 or 96 pairs";
     record_.operands = {{"x", "F32", "[rows, hidden]", 16, "read"},
                         {"ids", "I32", "[rows, slots]", 4, "read"},
                         {"trellis", "I16", "three matrices an expert", 16, "read"},
@@ -195,7 +195,7 @@ class ExpertsKernel : public Kernel {
       const Expert x = host_expert(p, layout, e);
       sources.push_back({linear_source(x.part[0]), linear_source(x.part[1]), linear_source(x.part[2])});
     }
-    const auto bank = backend->load_experts(std::move(sources));
+    const auto bank = backend->load_experts(std::move(sources), 0);
     const auto stream = backend->make_stream();
     const int64_t slots = p.number("slots"), hidden = p.number("hidden");
     for (int64_t r = 0; r < p.rows; ++r)

@@ -273,11 +273,16 @@ void add_gdn(KernelList& list) {
       "gdn",
       "gdn",
       {{"gdn_conv_kernel", 64, 128, 0, 0, 0},
+       {"gdn_conv_prompt_kernel", 64, 128, 0, 0, 0},
+       {"gdn_row_kernel", 128, 128, 4096, 0, 0},
        {"gdn_recurrence_kernel", 128, 255, 0, 0, 0},
+       {"gdn_prompt_kernel", 128, 255, 48 * 1024, 0, 0},
        {"gdn_norm_kernel", 128, 64, 0, 0, 0}},
       "key and value dims 128, value heads a multiple of key heads, 2 to 8 taps, any lanes and rows",
-      "convolution: a warp a head of a row; recurrence: blocks by 32 value columns of a head and by lane, and by "
-      "128 channels of the state; norm: a warp a head of a row",
+      "convolution: a warp a head of a row or of eight; recurrence: blocks by 32 value columns of a head, or by 16 of "
+      "the "
+      "heads of a key head, and by lane, and by 128 channels of the state; one row a lane: both in blocks by 32 value "
+      "columns of a head and by lane; norm: a warp a head of a row",
       {{"qkv", "F32", "[rows, (2 key_heads + value_heads) * 128]", 16, "read"},
        {"z", "F32", "[rows, value_heads * 128]", 16, "read"},
        {"b", "F32", "[rows, value_heads]", 4, "read"},

@@ -130,9 +130,9 @@ std::unique_ptr<Kernel> router_entry() {
   Entry e;
   e.record = {"router",
               "router",
-              {{"router_kernel", 32, 128, 0, 0, 0}},
+              {{"router_kernel", 128, 64, 16 * 1024, 0, 0}},
               "1 <= k <= experts <= 1024, k at most 32, any rows",
-              "a block of 32 threads a row",
+              "a block of 128 threads a row",
               {{"logits", "F32", "[rows, experts]", 4, "read"},
                {"ids", "I32", "[rows, k], or [rows, k + 1], the last being experts", 4, "written"},
                {"weights", "F32", "[rows, k]", 4, "written"}},

@@ -303,23 +303,37 @@ std::unique_ptr<Kernel> pair_entry() {
 
 struct HcSizes {
   int64_t n, hidden, rank, wide;
+  bool lacks;  // the stack is completed first
   explicit HcSizes(const Problem& p)
-      : n(p.number("streams")), hidden(p.number("hidden")), rank(p.number("rank")), wide(n * hidden) {}
+      : n(p.number("streams")),
+        hidden(p.number("hidden")),
+        rank(p.number("rank")),
+        wide(n * hidden),
+        lacks(p.number("lacks") != 0) {}
 };
 
 std::vector<Expectation> hc_expect(const Problem& given, const Problem&) {
   const HcSizes s(given);
   const auto n = static_cast<double>(s.n);
-  const double norm_error = gamma(0.5 * (4.0 * static_cast<double>((s.hidden / 4 + 255) / 256) + 14) + 6);
-  Expectation u{"u", {}, {}}, inj{"inj", {}, {}};
+  // One rounding of a completed stack counts in the value and in the root.
+  const double norm_error =
+      gamma(0.5 * (4.0 * static_cast<double>((s.hidden / 4 + 255) / 256) + 14) + (s.lacks ? 8 : 6));
+  Expectation stack{"stack", {}, {}}, u{"u", {}, {}}, inj{"inj", {}, {}};
+  std::vector<double> x(static_cast<size_t>(s.wide));
   std::vector<Bounded> xn(static_cast<size_t>(s.wide)), low(static_cast<size_t>(s.rank));
   for (int64_t r = 0; r < given.rows; ++r) {
+    for (int64_t i = 0; i < s.wide; ++i) {
+      double& v = x[static_cast<size_t>(i)] = given["stack"].at(r * s.wide + i);
+      if (!s.lacks) continue;
+      v += given["lacking_inj"].at(r * s.n + i / s.hidden) * given["lacking_y"].at(r * s.hidden + i % s.hidden);
+      stack.push({v, kUnit * (1 + 0x1p-20) * std::abs(v) + 0x1p-148});
+    }
     for (int64_t t = 0; t < s.n; ++t) {
       double sum = 0;
-      for (int64_t h = 0; h < s.hidden; ++h) sum += std::pow(given["stack"].at(r * s.wide + t * s.hidden + h), 2);
+      for (int64_t h = 0; h < s.hidden; ++h) sum += std::pow(x[static_cast<size_t>(t * s.hidden + h)], 2);
       for (int64_t h = 0; h < s.hidden; ++h) {
         const int64_t i = t * s.hidden + h;
-        const double y = given["stack"].at(r * s.wide + i) / std::sqrt(sum / static_cast<double>(s.hidden) + kEps) *
+        const double y = x[static_cast<size_t>(i)] / std::sqrt(sum / static_cast<double>(s.hidden) + kEps) *
                          (1.0 + given["norm"].at(i));
         xn[static_cast<size_t>(i)] = {y, norm_error * std::abs(y) + 0x1p-140};
       }
@@ -345,17 +359,21 @@ std::vector<Expectation> hc_expect(const Problem& given, const Problem&) {
       inj.push({2 * gate.value, 2 * gate.error});
     }
   }
+  if (s.lacks) return {stack, u, inj};
   return {u, inj};
 }
 
-enum class HcFault : uint8_t { None, NoDivision, NoSilu, NextStream };
+enum class HcFault : uint8_t { None, NoDivision, NoSilu, NextStream, NotCompleted };
 
 void hc_host(Problem& p, HcFault fault) {
   const HcSizes s(p);
   const auto n = fault == HcFault::NoDivision ? 1.0f : static_cast<float>(s.n);
   std::vector<float> xn(static_cast<size_t>(s.wide)), low(static_cast<size_t>(s.rank));
   for (int64_t r = 0; r < p.rows; ++r) {
-    const float* x = p["stack"].as<float>() + r * s.wide;
+    float* x = p["stack"].as<float>() + r * s.wide;
+    for (int64_t i = 0; s.lacks && fault != HcFault::NotCompleted && i < s.wide; ++i)
+      x[i] = std::fma(p["lacking_inj"].as<float>()[r * s.n + i / s.hidden],
+                      p["lacking_y"].as<float>()[r * s.hidden + i % s.hidden], x[i]);
     for (int64_t t = 0; t < s.n; ++t) {
       float sum = 0;
       for (int64_t h = 0; h < s.hidden; ++h) sum += x[t * s.hidden + h] * x[t * s.hidden + h];
@@ -390,13 +408,17 @@ std::unique_ptr<Kernel> hc_entry() {
        {"plain_few_kernel", 256, 255, 48 * 1024, 0, 0},
        {"plain_many_kernel", 256, 255, 48 * 1024, 0, 0},
        {"hc_up_kernel", 256, 255, 0, 48 * 1024, 0},
+       {"hc_up_tile_kernel", 128, 255, 0, 48 * 1024, 0},
        {"hc_down_row_kernel", 256, 80, 8 * 1024, 0, 0},
        {"hc_up_row_kernel", 256, 128, 8 * 1024, 0, 0}},
       "F16 weights, 2 to 8 streams, hidden a multiple of 16, rank a multiple of 8",
       "the norm's blocks; down and inject as plain_linear; up: blocks by 16 of hidden and by groups of rows, a warp "
-      "a stream; one row: blocks by 16 outputs and by split of down and inject with the norm, then blocks by 16 of "
+      "a stream, or by 32 of hidden and by 64 rows; one row: blocks by 16 outputs and by split of down and inject with "
+      "the norm, then blocks by 16 of "
       "hidden",
-      {{"stack", "F32", "[rows, streams, hidden]", 16, "read"},
+      {{"stack", "F32", "[rows, streams, hidden]", 16, "read; written where it is completed"},
+       {"lacking_inj", "F32", "[rows, streams] or none", 4, "read"},
+       {"lacking_y", "F32", "[rows, hidden] or none", 16, "read"},
        {"norm", "F32", "[streams * hidden]", 16, "read"},
        {"down", "F16", "[rank, streams * hidden]", 16, "read"},
        {"up", "F16", "[streams * hidden, rank]", 16, "read"},
@@ -404,19 +426,31 @@ std::unique_ptr<Kernel> hc_entry() {
        {"u", "F32", "[rows, hidden]", 4, "written"},
        {"inj", "F32", "[rows, streams]", 4, "written"}},
       "none",
-      "a row depends on that row of the stack",
-      "norm as grouped_norm; down and inject as plain_linear; up one chain over the rank; streams ascending",
+      "a row depends on that row of the stack and of what it lacks",
+      "one fma completes the stack; norm as grouped_norm; down and inject as plain_linear; up one chain over the rank; "
+      "streams ascending",
       "inputs of the three products as sums of two fp16 numbers",
       "normed and low values below 65504"};
-  e.host_shapes = {{"4 streams of 48, rank 16", {{"streams", 4}, {"hidden", 48}, {"rank", 16}}}};
-  e.more_device_shapes = {{"4 streams of 2560, rank 320", {{"streams", 4}, {"hidden", 2560}, {"rank", 320}}}};
+  const auto shape = [](int64_t hidden, int64_t rank, bool lacks) {
+    return Shape{"4 streams of " + std::to_string(hidden) + ", rank " + std::to_string(rank) +
+                     (lacks ? ", to be completed" : ""),
+                 {{"streams", 4}, {"hidden", hidden}, {"rank", rank}, {"lacks", lacks}}};
+  };
+  e.host_shapes = {shape(48, 16, false), shape(48, 16, true)};
+  e.more_device_shapes = {shape(2560, 320, false), shape(2560, 320, true), shape(4112, 16, true)};
   e.bit_rows = 140;
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const HcSizes s(p);
     Random random(seed, 1);
-    fill(p.add("stack", DType::F32, Role::In, true, {rows, s.n, s.hidden}).as<float>(), rows, s.wide, kind, {-30, 20},
-         Random(seed, 2));
+    fill(p.add("stack", DType::F32, s.lacks ? Role::InOut : Role::In, true, {rows, s.n, s.hidden}).as<float>(), rows,
+         s.wide, kind, {-30, 20}, Random(seed, 2));
+    if (s.lacks) {
+      fill(p.add("lacking_inj", DType::F32, Role::In, true, {rows, s.n}).as<float>(), rows, s.n, Kind::Normal, {},
+           Random(seed, 3));
+      fill(p.add("lacking_y", DType::F32, Role::In, true, {rows, s.hidden}).as<float>(), rows, s.hidden, Kind::Normal,
+           {}, Random(seed, 4));
+    }
     fill(p.add("norm", DType::F32, Role::In, false, {s.wide}).as<float>(), 1, s.wide, Kind::Normal, {}, random);
     fill_weights(p.add("down", DType::F16, Role::In, false, {s.rank, s.wide}), random);
     fill_weights(p.add("up", DType::F16, Role::In, false, {s.wide, s.rank}), random);
@@ -439,6 +473,7 @@ std::unique_ptr<Kernel> hc_entry() {
     const auto up = backend->load_linear(plain_source(p["up"], s.rank, s.wide));
     const auto inject = backend->load_linear(plain_source(p["inject"], s.wide, s.n));
     backend->hc_mix(*backend->make_stream(), {{p["norm"].view(), kEps}, down.get(), up.get(), inject.get()},
+                    s.lacks ? Injection{p["lacking_inj"].view(), p["lacking_y"].view()} : Injection{},
                     p["stack"].view(), p["u"].view(), p["inj"].view());
   };
   e.refusals = {{"9 streams", set_number("streams", 9)},
@@ -448,7 +483,8 @@ std::unique_ptr<Kernel> hc_entry() {
   const auto inside = [](const char* name, HcFault fault) {
     return host_control(name, 2, [fault](Problem& p) { hc_host(p, fault); });
   };
-  e.controls = {inside("sums not divided by n", HcFault::NoDivision), inside("silu left out", HcFault::NoSilu),
+  e.controls = {inside("stack not completed", HcFault::NotCompleted),
+                inside("sums not divided by n", HcFault::NoDivision), inside("silu left out", HcFault::NoSilu),
                 inside("gate of the next stream", HcFault::NextStream)};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
@@ -456,6 +492,7 @@ std::unique_ptr<Kernel> hc_entry() {
     cuda::HcMixParams h;
     h.stack = d.get<float>("stack"), h.norm_weight = d.get<float>("norm"), h.eps = kEps;
     h.down = d.at("down"), h.up = d.at("up"), h.inject = d.at("inject");
+    if (s.lacks) h.lacking_inj = d.get<float>("lacking_inj"), h.lacking_y = d.get<float>("lacking_y");
     h.u = d.get<float>("u"), h.inj = d.get<float>("inj");
     h.rows = p.rows, h.streams = s.n, h.hidden = s.hidden, h.rank = s.rank;
     const auto floats = [&](const char* name, int64_t count) {

@@ -141,7 +141,9 @@ std::unique_ptr<Kernel> qsa_select_entry() {
   Entry e;
   e.record = {"qsa_select",
               "qsa_select",
-              {{"qsa_scores_kernel", 256, 128, 0, 4096, 0}, {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
+              {{"qsa_scores_kernel", 256, 128, 0, 4096, 0},
+               {"qsa_scores_prompt_kernel", 256, 128, 0, 32 * 1024, 0},
+               {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
               "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
               "and rows",
               "scores: blocks of 64 index blocks by rows, as many rows at a time as the workspace holds, none when all "

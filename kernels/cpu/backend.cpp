@@ -107,7 +107,8 @@ void CpuBackend::add(Stream&, int64_t repeat, View a, View b, View out) {
   });
 }
 
-void CpuBackend::hc_mix(Stream& stream, const HcWeights& w, View stack, View u, View inj) {
+void CpuBackend::hc_mix(Stream& stream, const HcWeights& w, const Injection& lacking, View stack, View u, View inj) {
+  if (lacking) hc_inject(stream, lacking, stack);
   auto& s = static_cast<CpuStream&>(stream);
   const int64_t rows = stack.shape[0], n = stack.shape[1], hidden = stack.shape[2], wide = n * hidden;
   const int64_t rank = w.down->out;
@@ -136,12 +137,12 @@ void CpuBackend::hc_mix(Stream& stream, const HcWeights& w, View stack, View u, 
     to[i] = static_cast<float>(2.0 * sigmoid(double{to[i]} / static_cast<double>(n)));
 }
 
-void CpuBackend::hc_inject(Stream&, View inj, View y, View stack) {
+void CpuBackend::hc_inject(Stream&, const Injection& lacking, View stack) {
   const int64_t rows = stack.shape[0], n = stack.shape[1], hidden = stack.shape[2];
   each(rows, n * hidden, [&](int64_t r) {
     for (int64_t t = 0; t < n; ++t) {
-      const double g = inj.as<float>()[r * n + t];
-      const float* from = y.as<float>() + r * hidden;
+      const double g = lacking.inj.as<float>()[r * n + t];
+      const float* from = lacking.y.as<float>() + r * hidden;
       float* to = stack.as<float>() + (r * n + t) * hidden;
       for (int64_t h = 0; h < hidden; ++h) to[h] = static_cast<float>(to[h] + g * from[h]);
     }

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <vector>
 
 #include "kernels/cpu/threads.h"
+#include "kernels/expert_extent.h"
 #include "kernels/ops.h"
 
 namespace fnx::cpu {
@@ -13,6 +15,7 @@ namespace fnx::cpu {
 // Operations are done when they return.
 struct CpuEvent : Event {
   void wait() override {}
+  std::chrono::steady_clock::time_point at;
 };
 
 // Intermediate rows of one operation; grows to the largest request and is reused.
@@ -39,6 +42,8 @@ struct DecodedBudget {
 class CpuLinear : public Linear {
  public:
   CpuLinear(LinearSource source, DecodedBudget& budget);
+  // Weights that may change from call to call: they are decoded at every use.
+  void move_to(const std::byte* weights);
 
   // y[r] = W x[r] + bias for rows of stride `in` and `out`; the caller's thread does all of it.
   void apply(const float* x, int64_t rows, float* y);
@@ -64,8 +69,13 @@ class CpuLinear : public Linear {
 struct CpuExperts : ExpertBank {
   struct Expert {
     std::unique_ptr<CpuLinear> gate, up, down;
+    ExpertExtent extent;
+    int64_t at = 0;                   // in the arena
+    const std::byte* line = nullptr;  // that it is served from
+    bool served = true;
   };
   std::vector<Expert> list;
+  Buffer arena;
 };
 
 // Of the batch's i-th lane.
@@ -94,13 +104,19 @@ class CpuBackend : public Backend {
   DType kv_dtype() const override { return DType::F32; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CpuStream>(); }
   std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
-  void record(Stream&, Event&) override {}
+  std::unique_ptr<Event> make_timed_event() override { return make_event(); }
+  double elapsed_ns(Event& from, Event& to) override {
+    return std::chrono::duration<double, std::nano>(static_cast<CpuEvent&>(to).at - static_cast<CpuEvent&>(from).at)
+        .count();
+  }
+  void record(Stream&, Event& event) override { static_cast<CpuEvent&>(event).at = std::chrono::steady_clock::now(); }
+  void wait(Stream&, Event&) override {}
   Buffer allocate(size_t bytes, Space space) override;
   uint64_t device_bytes() const override { return 0; }
   void reserve(Stream&, const std::function<void()>&) override {}
   std::unique_ptr<Graph> capture(Stream&, const std::function<void()>&) override { return nullptr; }
   std::unique_ptr<Linear> load_linear(LinearSource source) override;
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override;
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override;
   void copy(Stream&, View dst, View src) override;
   void clear(Stream&, View dst) override;
   void gather(Stream&, View ids, View from, View to) override;
@@ -111,14 +127,17 @@ class CpuBackend : public Backend {
     for (size_t i = 0; i < list.size(); ++i) linear(s, *list[i], x, y[i]);
   }
   void add(Stream&, int64_t repeat, View a, View b, View out) override;
-  void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) override;
-  void hc_inject(Stream&, View inj, View y, View stack) override;
+  void hc_mix(Stream&, const HcWeights&, const Injection& lacking, View stack, View u, View inj) override;
+  void hc_inject(Stream&, const Injection& lacking, View stack) override;
   void gdn(Stream&, const GdnWeights&, const Batch&, View qkv, View z, View b, View a, const GdnState&,
            View out) override;
   void qsa_write(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
   void qsa_select(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
   void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) override;
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
+  void fill(Stream&, ExpertBank&, int32_t expert, View line) override;
+  void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) override;
+  void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
   void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;
   void join_columns(Stream&, std::span<const View> parts, View out) override;

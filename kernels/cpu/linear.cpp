@@ -44,6 +44,14 @@ CpuLinear::CpuLinear(LinearSource source, DecodedBudget& budget) : source_(std::
   decoded_.assign(blocks(), 0);
 }
 
+void CpuLinear::move_to(const std::byte* weights) {
+  kept_ = 0;
+  if (quantized_)
+    source_.trellis = reinterpret_cast<const uint16_t*>(weights);
+  else
+    source_.plain = weights;
+}
+
 int64_t CpuLinear::block_bytes() const { return in * kBlock * (half_ ? 2 : 4); }
 
 bool CpuLinear::keep() {

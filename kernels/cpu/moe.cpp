@@ -1,5 +1,6 @@
 // Router, routed experts, shared expert's activation, combination in slot order.
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "kernels/cpu/backend.h"
@@ -35,19 +36,60 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
   });
 }
 
-std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts) {
+std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CpuExperts>();
-  bank->experts = static_cast<int64_t>(experts.size());
+  bank->experts = static_cast<int64_t>(experts.size()), bank->pooled = pooled;
   bank->list.resize(experts.size());
-  for (size_t i = 0; i < experts.size(); ++i) {
-    ExpertSource& e = experts[i];
-    if (!e.held()) continue;
-    bank->in = e.gate.in, bank->width = e.gate.out;
-    bank->list[i] = {std::make_unique<CpuLinear>(std::move(e.gate), budget_),
-                     std::make_unique<CpuLinear>(std::move(e.up), budget_),
-                     std::make_unique<CpuLinear>(std::move(e.down), budget_)};
+  for (int64_t e = 0; e < pooled; ++e) {
+    CpuExperts::Expert& to = bank->list[e];
+    to.extent = ExpertExtent(experts[e]);
+    to.at = static_cast<int64_t>(bank->host_bytes);
+    to.served = false;
+    bank->host_bytes += to.extent.stride();
+    bank->line_bytes = std::max(bank->line_bytes, to.extent.stride());
+  }
+  bank->arena = allocate(bank->host_bytes, Space::Host);
+  for (size_t e = 0; e < experts.size(); ++e) {
+    CpuExperts::Expert& to = bank->list[e];
+    if (!experts[e].held()) {
+      to.served = false;
+      continue;
+    }
+    bank->in = experts[e].gate.in, bank->width = experts[e].gate.out;
+    if (!to.served) {
+      to.extent.write(experts[e], static_cast<int32_t>(e), bank->arena.view(DType::U8, {0}).data + to.at);
+      for (LinearSource* s : {&experts[e].gate, &experts[e].up, &experts[e].down}) s->owner.clear();
+    }
+    to.gate = std::make_unique<CpuLinear>(std::move(experts[e].gate), budget_);
+    to.up = std::make_unique<CpuLinear>(std::move(experts[e].up), budget_);
+    to.down = std::make_unique<CpuLinear>(std::move(experts[e].down), budget_);
   }
   return bank;
+}
+
+void CpuBackend::fill(Stream&, ExpertBank& bank, int32_t expert, View line) {
+  auto& b = static_cast<CpuExperts&>(bank);
+  const CpuExperts::Expert& e = b.list[expert];
+  std::memcpy(line.data, b.arena.view(DType::U8, {0}).data + e.at, e.extent.bytes);
+  b.filled_bytes += e.extent.bytes;
+}
+
+void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> served) {
+  auto& b = static_cast<CpuExperts&>(bank);
+  for (const ServedExpert& s : served) {
+    CpuExperts::Expert& e = b.list[s.expert];
+    e.served = static_cast<bool>(s.line);
+    if (s.expert >= b.pooled) continue;
+    e.line = s.line.data;
+    if (!e.served) continue;
+    e.gate->move_to(e.line), e.up->move_to(e.line + e.extent.up), e.down->move_to(e.line + e.extent.down);
+  }
+}
+
+void CpuBackend::check_served(Stream&, const ExpertBank& bank) {
+  const auto& b = static_cast<const CpuExperts&>(bank);
+  for (int32_t i = 0; i < b.pooled; ++i)
+    if (const CpuExperts::Expert& e = b.list[i]; e.served) require_canary(i, e.line + e.extent.canary);
 }
 
 namespace {
@@ -64,7 +106,7 @@ void CpuBackend::experts(Stream&, const ExpertBank& bank, View x, View ids, View
   std::vector<int32_t> used;
   for (int64_t i = 0; i < pairs; ++i) {
     const int32_t e = ids.as<int32_t>()[i];
-    if (list[e].gate == nullptr) continue;
+    if (!list[e].served) continue;
     if (of[e].empty()) used.push_back(e);
     of[e].push_back(i);
   }

@@ -15,7 +15,9 @@ namespace cuda {
 namespace {
 
 struct CudaEvent : Event {
-  CudaEvent() { check_cuda(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming), "cudaEventCreate"); }
+  explicit CudaEvent(bool timed) {
+    check_cuda(cudaEventCreateWithFlags(&handle, timed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreate");
+  }
   ~CudaEvent() override { cudaEventDestroy(handle); }
   void wait() override { check_cuda(cudaEventSynchronize(handle), "waiting for the device"); }
   cudaEvent_t handle = nullptr;
@@ -31,15 +33,11 @@ struct CudaGraph : Graph {
     check_cuda(cudaGraphLaunch(handle, static_cast<BackendStream&>(stream).handle()), "graph launch");
   }
   uint64_t bytes() const override { return measured; }
+  int64_t launches() const override { return static_cast<int64_t>(nodes); }
   cudaGraphExec_t handle = nullptr;
   uint64_t measured = 0;
+  size_t nodes = 0;
 };
-
-uint64_t free_bytes() {
-  size_t free = 0, total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return free;
-}
 
 }  // namespace
 
@@ -107,13 +105,33 @@ CudaBackend::~CudaBackend() {
 
 std::unique_ptr<Event> CudaBackend::make_event() {
   if (memory_->plan()) return std::make_unique<NoEvent>();
-  return std::make_unique<CudaEvent>();
+  return std::make_unique<CudaEvent>(false);
+}
+
+std::unique_ptr<Event> CudaBackend::make_timed_event() {
+  if (memory_->plan()) return std::make_unique<NoEvent>();
+  return std::make_unique<CudaEvent>(true);
+}
+
+double CudaBackend::elapsed_ns(Event& from, Event& to) {
+  from.wait(), to.wait();
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, static_cast<CudaEvent&>(from).handle, static_cast<CudaEvent&>(to).handle),
+             "cudaEventElapsedTime");
+  return double{ms} * 1e6;
 }
 
 void CudaBackend::record(Stream& stream, Event& event) {
   if (memory_->plan()) return;
   check_cuda(cudaEventRecord(static_cast<CudaEvent&>(event).handle, static_cast<BackendStream&>(stream).handle()),
              "cudaEventRecord");
+}
+
+void CudaBackend::wait(Stream& stream, Event& event) {
+  if (memory_->plan()) return;
+  check_cuda(
+      cudaStreamWaitEvent(static_cast<BackendStream&>(stream).handle(), static_cast<CudaEvent&>(event).handle, 0),
+      "cudaStreamWaitEvent");
 }
 
 Buffer CudaBackend::allocate(size_t bytes, Space space) {
@@ -145,10 +163,11 @@ std::unique_ptr<Graph> CudaBackend::capture(Stream& stream, const std::function<
     check_cuda(e, "end of a capture");
   }
   auto graph = std::make_unique<CudaGraph>();
-  const uint64_t before = free_bytes();
+  check_cuda(cudaGraphGetNodes(recorded.handle, nullptr, &graph->nodes), "cudaGraphGetNodes");
+  const uint64_t before = free_device_bytes();
   check_cuda(cudaGraphInstantiate(&graph->handle, recorded.handle, 0), "cudaGraphInstantiate");
   check_cuda(cudaGraphUpload(graph->handle, s.handle()), "cudaGraphUpload");
-  const uint64_t after = free_bytes();
+  const uint64_t after = free_device_bytes();
   graph->measured = before > after ? before - after : 0;
   return graph;
 }

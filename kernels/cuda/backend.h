@@ -8,6 +8,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/exl3_experts.h"
 #include "kernels/cuda/norm_hc.h"
+#include "kernels/expert_extent.h"
 #include "kernels/ops.h"
 
 struct CUgraphExec_st;
@@ -69,9 +70,19 @@ struct CudaLinear : Linear {
 };
 
 struct CudaExperts : ExpertBank {
-  Buffer memory;  // expert after expert (gate, up, down trellis), then scales, then the table
+  Buffer memory;  // expert after expert that is not pooled (gate, up, down trellis), then scales, then the table
+  Buffer arena;   // pinned: extent after extent
   exl3::Codebook codebook = exl3::Codebook::Mul1;
-  const Exl3Expert* table = nullptr;
+  Exl3Expert* table = nullptr;
+  std::vector<Exl3Expert> entries;    // of the table, as served
+  std::vector<ExpertExtent> extents;  // of the pooled
+  std::vector<int64_t> at;            // of each extent in the arena
+};
+
+// Table entries on their way to the device, in pinned memory: ids, then entries.
+struct ServeBlock {
+  Buffer host;
+  std::unique_ptr<Event> read;
 };
 
 class CudaBackend : public Backend {
@@ -83,13 +94,16 @@ class CudaBackend : public Backend {
   DType kv_dtype() const override { return DType::BF16; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<BackendStream>(memory_); }
   std::unique_ptr<Event> make_event() override;
+  std::unique_ptr<Event> make_timed_event() override;
+  double elapsed_ns(Event& from, Event& to) override;
   void record(Stream&, Event&) override;
+  void wait(Stream&, Event&) override;
   Buffer allocate(size_t bytes, Space space) override;
   uint64_t device_bytes() const override { return memory_->in_use(); }
   void reserve(Stream&, const std::function<void()>& calls) override;
   std::unique_ptr<Graph> capture(Stream&, const std::function<void()>& calls) override;
   std::unique_ptr<Linear> load_linear(LinearSource source) override;
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override;
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override;
   void copy(Stream&, View dst, View src) override;
   void clear(Stream&, View dst) override;
   void gather(Stream&, View ids, View from, View to) override;
@@ -98,14 +112,17 @@ class CudaBackend : public Backend {
   void linear(Stream&, const Linear&, View x, View y) override;
   void linears(Stream&, std::span<const Linear* const>, View x, std::span<const View> y) override;
   void add(Stream&, int64_t repeat, View a, View b, View out) override;
-  void hc_mix(Stream&, const HcWeights&, View stack, View u, View inj) override;
-  void hc_inject(Stream&, View inj, View y, View stack) override;
+  void hc_mix(Stream&, const HcWeights&, const Injection& lacking, View stack, View u, View inj) override;
+  void hc_inject(Stream&, const Injection& lacking, View stack) override;
   void gdn(Stream&, const GdnWeights&, const Batch&, View qkv, View z, View b, View a, const GdnState&,
            View out) override;
   void qsa_write(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
   void qsa_select(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&) override;
   void qsa_attend(Stream&, const QsaWeights&, const Batch&, const QsaRows&, const KvCache&, View out) override;
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
+  void fill(Stream&, ExpertBank&, int32_t expert, View line) override;
+  void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) override;
+  void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
   void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;
   void join_columns(Stream&, std::span<const View> parts, View out) override;
@@ -121,6 +138,10 @@ class CudaBackend : public Backend {
   Uploader& uploader();
   std::unique_ptr<Uploader> uploader_;     // made at the first weight
   int64_t hidden_ = 0, expert_width_ = 0;  // of the expert banks, which share one workspace
+  // For tables of that many experts.
+  void make_serve_blocks(int64_t experts);
+  std::array<ServeBlock, 8> serving_;
+  size_t next_serving_ = 0;
 };
 
 }  // namespace fnx::cuda

@@ -129,13 +129,14 @@ void CudaBackend::add(Stream& stream, int64_t repeat, View a, View b, View out) 
   if (s.running()) cuda::add({f32(a), f32(b), f32(out), a.shape[0], a.row_size(), repeat}, s.handle());
 }
 
-void CudaBackend::hc_mix(Stream& stream, const HcWeights& w, View stack, View u, View inj) {
+void CudaBackend::hc_mix(Stream& stream, const HcWeights& w, const Injection& lacking, View stack, View u, View inj) {
   BackendStream& s = of(stream);
   HcMixParams p;
   p.rows = stack.shape[0], p.streams = stack.shape[1], p.hidden = stack.shape[2], p.rank = w.down->out;
   p.stack = f32(stack), p.norm_weight = f32(w.norm.weight), p.eps = w.norm.eps;
   p.down = plain_f16(*w.down, "down").plain, p.up = plain_f16(*w.up, "up").plain;
   p.inject = w.inject == nullptr ? nullptr : plain_f16(*w.inject, "inject").plain;
+  p.lacking_inj = f32(lacking.inj), p.lacking_y = f32(lacking.y);
   p.u = f32(u), p.inj = f32(inj);
   p.normed = s.area<float>(Area::HcNormed, p.rows * p.streams * p.hidden);
   p.low = s.area<float>(Area::HcLow, p.rows * p.rank);
@@ -144,10 +145,11 @@ void CudaBackend::hc_mix(Stream& stream, const HcWeights& w, View stack, View u,
   if (s.running()) cuda::hc_mix(p, s.handle());
 }
 
-void CudaBackend::hc_inject(Stream& stream, View inj, View y, View stack) {
+void CudaBackend::hc_inject(Stream& stream, const Injection& lacking, View stack) {
   BackendStream& s = of(stream);
   if (s.running())
-    cuda::hc_inject({f32(inj), f32(y), f32(stack), stack.shape[0], stack.shape[1], stack.shape[2]}, s.handle());
+    cuda::hc_inject({f32(lacking.inj), f32(lacking.y), f32(stack), stack.shape[0], stack.shape[1], stack.shape[2]},
+                    s.handle());
 }
 
 void CudaBackend::gdn(Stream& stream, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a,

@@ -1,9 +1,14 @@
 #include "kernels/cuda/device_memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/host_threads.h"
 
 namespace fnx::cuda {
 
@@ -38,16 +43,65 @@ Buffer DeviceMemory::device(size_t bytes, cudaStream_t stream) {
   return buffer;
 }
 
+namespace {
+
+// What of the machine's memory, or of this container's, is left.
+uint64_t available_host_bytes() {
+  uint64_t bytes = UINT64_MAX;
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("MemAvailable:")) bytes = std::strtoull(line.c_str() + 13, nullptr, 10) << 10;
+  uint64_t most = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
+    bytes = std::min(bytes, most - std::min(most, used));
+  return bytes;
+}
+
+// Pages of large memory are touched by several threads, which pinning by itself would do with one.
+void touch(std::byte* data, size_t bytes) {
+  constexpr size_t kPiece = size_t{16} << 20;
+  on_host_threads(static_cast<int64_t>((bytes + kPiece - 1) / kPiece), [&](int64_t i) {
+    const size_t at = static_cast<size_t>(i) * kPiece;
+    for (size_t page = at; page < std::min(at + kPiece, bytes); page += 4096) data[page] = std::byte{};
+  });
+}
+
+}  // namespace
+
 Buffer DeviceMemory::pinned(size_t bytes) {
   if (plan_) return Buffer(nullptr, bytes, Space::Host, [](std::byte*) {});
-  void* data = nullptr;
-  if (const cudaError_t e = cudaHostAlloc(&data, std::max<size_t>(bytes, 1), cudaHostAllocDefault); e != cudaSuccess) {
-    cudaGetLastError();
-    if (e != cudaErrorMemoryAllocation) check_cuda(e, "cudaHostAlloc");
-    throw Error(ErrorKind::Unsupported, "cannot pin " + std::to_string(bytes) + " bytes of host memory");
+  const auto refuse = [&] {
+    throw Error(ErrorKind::Unsupported, "cannot pin " + std::to_string(bytes) + " bytes of host memory, " +
+                                            std::to_string(available_host_bytes()) +
+                                            " are available; take a machine with more, or a pack of fewer bits");
+  };
+  constexpr size_t kLarge = size_t{64} << 20;
+  if (bytes < kLarge) {
+    void* data = nullptr;
+    if (const cudaError_t e = cudaHostAlloc(&data, std::max<size_t>(bytes, 1), cudaHostAllocDefault);
+        e != cudaSuccess) {
+      cudaGetLastError();
+      if (e != cudaErrorMemoryAllocation) check_cuda(e, "cudaHostAlloc");
+      refuse();
+    }
+    std::memset(data, 0, bytes);
+    return Buffer(static_cast<std::byte*>(data), bytes, Space::Host, [](std::byte* p) { cudaFreeHost(p); });
   }
-  std::memset(data, 0, bytes);
-  return Buffer(static_cast<std::byte*>(data), bytes, Space::Host, [](std::byte* p) { cudaFreeHost(p); });
+  if (bytes > available_host_bytes()) refuse();
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) refuse();
+  madvise(data, bytes, MADV_HUGEPAGE);
+  touch(static_cast<std::byte*>(data), bytes);
+  if (const cudaError_t e = cudaHostRegister(data, bytes, cudaHostRegisterDefault); e != cudaSuccess) {
+    cudaGetLastError();
+    munmap(data, bytes);
+    if (e != cudaErrorMemoryAllocation) check_cuda(e, "cudaHostRegister");
+    refuse();
+  }
+  return Buffer(static_cast<std::byte*>(data), bytes, Space::Host, [bytes](std::byte* p) {
+    cudaHostUnregister(p);
+    munmap(p, bytes);
+  });
 }
 
 Uploader::Uploader(DeviceMemory& memory, cudaStream_t stream) : stream_(stream), idle_(memory.plan()) {

@@ -24,6 +24,13 @@ std::vector<GpuInfo> list_gpus() {
   return list;
 }
 
+uint64_t free_device_bytes() {
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess) return free;
+  cudaGetLastError();
+  return 0;
+}
+
 std::string cuda_driver_version() {
   int version = 0;
   if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();

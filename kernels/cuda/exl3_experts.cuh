@@ -6,9 +6,6 @@
 
 namespace fnx::cuda {
 
-// Pairs of one expert that a block of the many-row kernels takes.
-inline constexpr int kUnitPairs = 32;
-
 // A run of the pairs sorted by expert.
 struct ExpertUnit {
   int32_t expert, begin, count;
@@ -22,6 +19,7 @@ struct ExpertArgs {
   const float* x;           // [pairs / slots_per_row, hidden]
   const uint16_t* gate_xh;  // many: rotated [hidden/16, pairs, 16]
   const uint16_t* up_xh;
+  float* gate;                // many: [pairs, width]
   uint16_t* down_xh;          // rotated [width/16, pairs, 16]
   float* slots;               // [pairs, hidden]
   uint32_t* gate_exchange;    // few: [pairs, width/128, 2 * gate_splits - 1, 128], empty between launches
@@ -73,6 +71,9 @@ __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rin
   __syncthreads();
 }
 
+// Most pairs of one expert that a block of the many-row kernels takes: when experts have few pairs each, and else.
+inline constexpr int kSmallUnitPairs = 32, kUnitPairs = 96;
+
 // Longest ring of a codebook's widths.
 inline constexpr int kExpertRingBytes = 4096;
 static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingBytes &&
@@ -85,6 +86,6 @@ static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingB
 template <exl3::Codebook Book>
 void launch_experts_few(const ExpertArgs& a, cudaStream_t stream);
 template <exl3::Codebook Book>
-void launch_experts_many(const ExpertArgs& a, int most_units, cudaStream_t stream);
+void launch_experts_many(const ExpertArgs& a, int unit_pairs, int most_units, cudaStream_t stream);
 
 }  // namespace fnx::cuda

@@ -3,8 +3,8 @@
 // Each projection has the arithmetic of kernels/cuda/exl3_linear.h with fp32 outputs. The activation between is
 // h = (g / (1 + expf(-g))) * u in fp32, rounded at each operation; h enters the down projection's rotation unrounded.
 // A slot's bits depend on its row and its expert alone. Few rows: blocks of one (row, slot). Many rows: (row, slot)
-// pairs are sorted by expert on the device (stable, by counting), and each expert's weights are decoded once per 32
-// pairs.
+// pairs are sorted by expert on the device (stable, by counting), and each expert's weights are decoded once per 96
+// pairs, per 32 when experts have fewer each.
 #pragma once
 
 #include "kernels/cuda/exl3_linear.h"

@@ -3,6 +3,6 @@
 
 namespace fnx::cuda {
 
-template void launch_experts_many<exl3::Codebook::ThreeInst>(const ExpertArgs&, int, cudaStream_t);
+template void launch_experts_many<exl3::Codebook::ThreeInst>(const ExpertArgs&, int, int, cudaStream_t);
 
 }  // namespace fnx::cuda

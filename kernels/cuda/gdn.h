@@ -30,14 +30,15 @@ struct GdnParams {
   float* tried = nullptr;       // [slots, trials, 2, value_heads]: b and a of tried rows; null when trials is 0
   int64_t trials = 0;           // most rows that a lane tries
 
-  Lanes lanes;
+  Lanes lanes;  // of one row or more each
   int64_t rows = 0, key_heads = 0, value_heads = 0, taps = 0;
 
   // Workspaces; after the R rows, those that each lane's last call tried.
   float* convolved = nullptr;  // [R + lanes * trials, channels]: q, k normalised, v
   float* gates = nullptr;      // [R + lanes * trials, value_heads, 2]: exp(g), beta
 };
-// The three launches in order.
+// The three launches in order; for a few lanes of one row, convolution and recurrence in one. The launch before must
+// not be the gdn of the same state: the state is read before it has ended.
 void gdn(const GdnParams& p, cudaStream_t stream);
 // Fills convolved and gates; the state is only read.
 void gdn_conv(const GdnParams& p, cudaStream_t stream);

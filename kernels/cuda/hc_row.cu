@@ -32,11 +32,13 @@ struct ChainWeights {
   // x: the inputs from 8 t of the first unit on, as put_halves lays them. The seven missing rows repeat this one;
   // nobody reads their sums. acc[0], acc[2]: outputs g and g + 8, in the lanes of t = 0.
   __device__ void multiply(const float* x, float (&acc)[4]) const {
+    const auto load = [&](int i, int part) { return reinterpret_cast<const uint4*>(x + i * kUnit)[part]; };
+    uint4 next_even = load(0, 0), next_odd = load(0, 1);
 #pragma unroll
     for (int i = 0; i < kMostUnits; ++i) {
       if (i >= units) break;
-      const uint4* from = reinterpret_cast<const uint4*>(x + i * kUnit);
-      const uint4 even = from[0], odd = from[1];
+      const uint4 even = next_even, odd = next_odd;
+      if (i + 1 < kMostUnits) next_even = load(i + 1, 0), next_odd = load(i + 1, 1);
       mma_f16(acc, w[i][0].x, w[i][1].x, w[i][0].y, w[i][1].y, even.x, even.y);
       mma_f16(acc, w[i][0].x, w[i][1].x, w[i][0].y, w[i][1].y, even.z, even.w);
       mma_f16(acc, w[i][0].z, w[i][1].z, w[i][0].w, w[i][1].w, odd.x, odd.y);
@@ -57,10 +59,13 @@ struct DownParams {
   int units, slice_units;
 };
 
-// blockIdx: tile of 16 outputs, split. Every block finds the scales of the streams that its inputs lie in.
+// blockIdx: tile of 16 outputs, split. Every block finds the scales of the streams that its inputs lie in. kInject: it
+// completes them for itself; hc_up_row writes them.
+template <bool kInject>
 __global__ void __launch_bounds__(kThreads, 3) hc_down_row_kernel(DownParams d) {
   __shared__ __align__(16) float x[kMostInputs];  // x, then its halves in place
-  __shared__ float sums[kStreams][kTileSlices], scales[kStreams], cells[kTileSlices][kTileOut];
+  __shared__ __align__(16) float sums[kStreams][kTileSlices];
+  __shared__ float cells[kTileSlices][kTileOut];
   let_next_start();  // hc_up_row reads nothing but weights before it has waited
   const HcMixParams& p = d.p;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -90,6 +95,17 @@ __global__ void __launch_bounds__(kThreads, 3) hc_down_row_kernel(DownParams d) 
 #pragma unroll
       for (int j = 0; j < kKept; ++j)
         v[j] = i0 + j * kThreads < hidden / 4 ? from_x[i0 + j * kThreads] : make_float4(0, 0, 0, 0);
+      if constexpr (kInject) {
+        const float inj = p.lacking_inj[s];
+        const float4* from_y = reinterpret_cast<const float4*>(p.lacking_y);
+#pragma unroll
+        for (int j = 0; j < kKept; ++j) {
+          if (i0 + j * kThreads >= hidden / 4) break;
+          const float4 y = from_y[i0 + j * kThreads];
+          v[j] = make_float4(fmaf(inj, y.x, v[j].x), fmaf(inj, y.y, v[j].y), fmaf(inj, y.z, v[j].z),
+                             fmaf(inj, y.w, v[j].w));
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kKept; ++j) {
         const int at = s * hidden + 4 * (i0 + j * kThreads) - k0;
@@ -101,23 +117,24 @@ __global__ void __launch_bounds__(kThreads, 3) hc_down_row_kernel(DownParams d) 
     if (lane == 0) sums[s - s0][warp] = sum;
   }
   __syncthreads();
-  if (tid <= s1 - s0) {
-    float sum = sums[tid][0];
+  const auto scale_of = [&](int s) {
+    float sum = sums[s - s0][0];
 #pragma unroll
-    for (int w = 1; w < kTileSlices; ++w) sum += sums[tid][w];
-    scales[tid] = 1.0f / sqrtf(sum / static_cast<float>(hidden) + p.eps);
-    if (blockIdx.x == 0 && (s0 + tid) * hidden >= k0) p.normed[s0 + tid] = scales[tid];
-  }
-  __syncthreads();
+    for (int w = 1; w < kTileSlices; ++w) sum += sums[s - s0][w];
+    return 1.0f / sqrtf(sum / static_cast<float>(hidden) + p.eps);
+  };
+  int scaled = s0;
+  float scale = scale_of(s0);
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
     const int at = 4 * (tid + j * kThreads);
     if (at >= count) break;
-    const float scale = scales[s0 == s1 ? 0 : (k0 + at) / hidden - s0];
+    if (s0 != s1 && (k0 + at) / hidden != scaled) scale = scale_of(scaled = (k0 + at) / hidden);
     const float4 v = *reinterpret_cast<const float4*>(x + at), w = wn[j];
     put_halves(x, at, __fmul_rn(__fmul_rn(v.x, scale), 1.0f + w.x), __fmul_rn(__fmul_rn(v.y, scale), 1.0f + w.y));
     put_halves(x, at + 2, __fmul_rn(__fmul_rn(v.z, scale), 1.0f + w.z), __fmul_rn(__fmul_rn(v.w, scale), 1.0f + w.w));
   }
+  if (blockIdx.x == 0 && tid <= s1 - s0 && (s0 + tid) * hidden >= k0) p.normed[s0 + tid] = scale_of(s0 + tid);
   __syncthreads();
   float acc[4] = {};
   chain.multiply(x + (from - first_unit) * kUnit + 8 * t, acc);
@@ -146,7 +163,8 @@ __device__ __forceinline__ float2 add_splits(const HcMixParams& p, int column, i
 }
 
 // blockIdx: 16 elements of H. Two warps a stream, one for each half of the rank.
-__global__ void __launch_bounds__(kThreads, 2) hc_up_row_kernel(HcMixParams p, int splits) {
+template <bool kInject>
+__global__ void __launch_bounds__(kThreads, 3) hc_up_row_kernel(HcMixParams p, int splits) {
   __shared__ __align__(16) float low[2 * kMostUnits * kUnit];  // halves
   __shared__ float mixes[2][kTileOut][kStreams];
   const int rank = static_cast<int>(p.rank), hidden = static_cast<int>(p.hidden), tid = threadIdx.x;
@@ -155,35 +173,41 @@ __global__ void __launch_bounds__(kThreads, 2) hc_up_row_kernel(HcMixParams p, i
   const int units = rank / kUnit, from = half * ((units + 1) / 2);
   const ChainWeights chain(static_cast<const __half*>(p.up), rank, first_out, first_out + kTileOut - 1, from,
                            half == 0 ? (units + 1) / 2 : units);
+  let_next_start();  // what follows a mix reads nothing but weights before it has waited
   // The first threads finish one element of one stream each, neighbours the streams of one element.
   const int my_stream = tid % kStreams, my_h = tid / kStreams % kTileOut;
   const int column = my_stream * hidden + first_h + my_h;
   const float wn = 1.0f + __ldg(p.norm_weight + column);
-  wait_previous();
+  wait_for_previous();
 
-  const float x = p.stack[column], scale = p.normed[my_stream];
-  for (int c = 2 * tid; c < rank; c += 2 * kThreads) {
+  const int columns = rank + (blockIdx.x == 0 && p.inject != nullptr ? kStreams : 0);
+#pragma unroll 1
+  for (int c = 2 * tid; c < columns; c += 2 * kThreads) {
     const float2 v = add_splits(p, c, splits);
-    put_halves(low, c, silu(v.x * kInverse), silu(v.y * kInverse));
+    if (c < rank)
+      put_halves(low, c, silu(v.x * kInverse), silu(v.y * kInverse));
+    else
+      p.inj[c - rank] = 2.0f * sigmoid(v.x * kInverse), p.inj[c - rank + 1] = 2.0f * sigmoid(v.y * kInverse);
+  }
+  const bool finishes = tid < kTileOut * kStreams;
+  float x = 0, scale = 0, inj = 0, y = 0;  // underway during the products
+  if (finishes) {
+    x = p.stack[column], scale = p.normed[my_stream];
+    if constexpr (kInject) inj = p.lacking_inj[my_stream], y = p.lacking_y[first_h + my_h];
   }
   __syncthreads();
   float acc[4] = {};
   chain.multiply(low + from * kUnit + 8 * t, acc);
   if (t == 0) mixes[half][g][stream] = acc[0], mixes[half][g + 8][stream] = acc[2];
   __syncthreads();
-  if (tid < kTileOut * kStreams) {
-    const float mix = sigmoid(mixes[0][my_h][my_stream] + mixes[1][my_h][my_stream]);
-    const float v = __fmul_rn(mix, __fmul_rn(__fmul_rn(x, scale), wn));
-    float sum = v;
+  if (!finishes) return;
+  if constexpr (kInject) p.stack[column] = x = fmaf(inj, y, x);
+  const float mix = sigmoid(mixes[0][my_h][my_stream] + mixes[1][my_h][my_stream]);
+  const float v = __fmul_rn(mix, __fmul_rn(__fmul_rn(x, scale), wn));
+  float sum = v;
 #pragma unroll
-    for (int s = 1; s < kStreams; ++s) sum += __shfl_down_sync(kFullWarp, v, s);
-    if (my_stream == 0) p.u[first_h + my_h] = sum * kInverse;
-  } else if (blockIdx.x == 0 && p.inject != nullptr && tid < kTileOut * kStreams + kStreams / 2) {
-    const int s = 2 * (tid - kTileOut * kStreams);
-    const float2 v = add_splits(p, rank + s, splits);
-    p.inj[s] = 2.0f * sigmoid(v.x * kInverse);
-    p.inj[s + 1] = 2.0f * sigmoid(v.y * kInverse);
-  }
+  for (int s = 1; s < kStreams; ++s) sum += __shfl_down_sync(kFullWarp, v, s);
+  if (my_stream == 0) p.u[first_h + my_h] = sum * kInverse;
 }
 
 PlainPlan plan_of(const HcMixParams& p) { return plain_plan(p.streams * p.hidden, p.rank); }
@@ -201,12 +225,13 @@ void hc_down_row(const HcMixParams& p, cudaStream_t stream) {
   const DownParams d{p, static_cast<int>(blocks_of(p.rank, kTileOut)), static_cast<int>(plan.units),
                      static_cast<int>(plan.slice_units)};
   const dim3 grid(d.tiles + (p.inject != nullptr ? 1 : 0), static_cast<unsigned>(plan.splits));
-  launch("hc_down", hc_down_row_kernel, grid, kThreads, 0, stream, d);
+  launch("hc_down", p.lacking_y != nullptr ? hc_down_row_kernel<true> : hc_down_row_kernel<false>, grid, kThreads, 0,
+         stream, d);
 }
 
 void hc_up_row(const HcMixParams& p, cudaStream_t stream) {
-  launch("hc_up", hc_up_row_kernel, static_cast<unsigned>(p.hidden / kTileOut), kThreads, 0, stream, p,
-         static_cast<int>(plan_of(p).splits));
+  launch("hc_up", p.lacking_y != nullptr ? hc_up_row_kernel<true> : hc_up_row_kernel<false>,
+         static_cast<unsigned>(p.hidden / kTileOut), kThreads, 0, stream, p, static_cast<int>(plan_of(p).splits));
 }
 
 }  // namespace fnx::cuda

@@ -10,60 +10,86 @@ namespace {
 
 constexpr int kMostSlots = 32;
 
-// One warp a row; lane i holds experts i, i + 32, ..
+constexpr int kRouterThreads = 128, kRouterWarps = kRouterThreads / 32;
+
+// One block a row; thread t holds experts t, t + 128, ..
 template <int kEach>
-__global__ void __launch_bounds__(32) router_kernel(RouterParams p) {
+__global__ void __launch_bounds__(kRouterThreads) router_kernel(RouterParams p) {
+  __shared__ float e[kEach * kRouterThreads], highest[kRouterWarps], chosen[kMostSlots];
+  __shared__ int2 candidates[kEach * kRouterThreads];  // rank and expert
+  __shared__ int bounds[kRouterWarps], count;
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const int experts = static_cast<int>(p.experts), k = static_cast<int>(p.k);
+  if (tid == 0) count = 0;
   wait_previous();
-  const int lane = threadIdx.x, experts = static_cast<int>(p.experts), k = static_cast<int>(p.k);
   const float* logits = p.logits + int64_t{blockIdx.x} * experts;
-  float x[kEach];
-  float highest = -INFINITY;
+  float x[kEach], most = -INFINITY;
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    x[j] = j * 32 + lane < experts ? logits[j * 32 + lane] : -INFINITY;
-    highest = fmaxf(highest, x[j]);
+    x[j] = j * kRouterThreads + tid < experts ? logits[j * kRouterThreads + tid] : -INFINITY;
+    most = fmaxf(most, x[j]);
   }
 #pragma unroll
-  for (int d = 16; d > 0; d /= 2) highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, d));
-  float total = 0;
+  for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kFullWarp, most, d));
+  if (lane == 0) highest[warp] = most;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kRouterWarps; ++w) most = fmaxf(most, highest[w]);
 #pragma unroll
   for (int j = 0; j < kEach; ++j)
-    if (j * 32 + lane < experts) total += x[j] = expf(x[j] - highest);
+    e[j * kRouterThreads + tid] = j * kRouterThreads + tid < experts ? x[j] = expf(x[j] - most) : 0.0f;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int j = 0; j < kEach * kRouterWarps; ++j)
+    if (j * 32 + lane < experts) total += e[j * 32 + lane];
   total = warp_sum(total);
-  // Ranks: the bits of p, which are ordered as p is; NaN below them, then the taken and the missing.
-  int rank[kEach];
+  // Ranks: the bits of p, which are ordered as p is; NaN below them, then the missing.
+  int rank[kEach], mine = INT_MIN;
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
     const float prob = x[j] / total;
-    rank[j] = j * 32 + lane >= experts ? INT_MIN : isnan(prob) ? -1 : __float_as_int(prob);
+    rank[j] = j * kRouterThreads + tid >= experts ? INT_MIN : isnan(prob) ? -1 : __float_as_int(prob);
+    mine = max(mine, rank[j]);
   }
-  int id = 0;
-  float weight = 0, sum = 0;
-  for (int slot = 0; slot < k; ++slot) {
-    // The highest rank of this lane, the lowest expert of those: a tree, so that the comparisons overlap.
-    int tree[kEach], place[kEach];
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) tree[j] = rank[j], place[j] = j;
-#pragma unroll
-    for (int step = 1; step < kEach; step *= 2)
-#pragma unroll
-      for (int j = 0; j + step < kEach; j += 2 * step)
-        if (tree[j + step] > tree[j]) tree[j] = tree[j + step], place[j] = place[j + step];
-    const int best = tree[0], at = place[0];
-    const int top = __reduce_max_sync(kFullWarp, best);
-    const int winner = __reduce_min_sync(kFullWarp, best == top ? at * 32 + lane : INT_MAX);
-    const float w = top == -1 ? NAN : __int_as_float(top);
-    sum += w;
-    if (slot == lane) id = winner, weight = w;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j)
-      if (j * 32 + lane == winner) rank[j] = INT_MIN;
+  // Each warp has this many lanes that hold its bound or more, so that k experts lie at or above the least bound.
+  const int lanes = (k + kRouterWarps - 1) / kRouterWarps;
+  int bound = INT_MIN;
+  for (int i = 0; i < lanes; ++i) {
+    bound = __reduce_max_sync(kFullWarp, mine);
+    if (lane == __ffs(__ballot_sync(kFullWarp, mine == bound)) - 1) mine = INT_MIN;
   }
-  const int columns = k + p.one_more;
-  if (lane == 0 && p.one_more) p.ids[int64_t{blockIdx.x} * columns + k] = experts;
-  if (lane >= k) return;
-  p.ids[int64_t{blockIdx.x} * columns + lane] = id;
-  p.weights[int64_t{blockIdx.x} * k + lane] = p.normalise ? weight / sum : weight;
+  if (lane == 0) bounds[warp] = bound;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kRouterWarps; ++w) bound = min(bound, bounds[w]);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int expert = j * kRouterThreads + tid;
+    if (expert < experts && rank[j] >= bound) candidates[atomicAdd(&count, 1)] = make_int2(rank[j], expert);
+  }
+  __syncthreads();
+  const int found = count;
+  for (int c = tid; c < found; c += kRouterThreads) {
+    const int2 me = candidates[c];
+    int before = 0;
+#pragma unroll 4
+    for (int i = 0; i < found; ++i) {
+      const int2 other = candidates[i];
+      before += other.x > me.x || (other.x == me.x && other.y < me.y);
+    }
+    if (before >= k) continue;
+    p.ids[int64_t{blockIdx.x} * (k + p.one_more) + before] = me.y;
+    chosen[before] = me.x == -1 ? NAN : __int_as_float(me.x);
+  }
+  __syncthreads();
+  if (tid >= k) {
+    if (tid == k && p.one_more) p.ids[int64_t{blockIdx.x} * (k + 1) + k] = experts;
+    return;
+  }
+  float sum = 0;
+  for (int slot = 0; slot < k; ++slot) sum += chosen[slot];
+  p.weights[int64_t{blockIdx.x} * k + tid] = p.normalise ? chosen[tid] / sum : chosen[tid];
 }
 
 __global__ void __launch_bounds__(256) swiglu_kernel(SwigluParams p) {
@@ -82,17 +108,29 @@ __global__ void __launch_bounds__(256) take_slots_kernel(TakeSlotsParams p) {
 
 __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
   wait_previous();
-  const int64_t quads = p.hidden / 4, i = int64_t{blockIdx.x} * 128 + threadIdx.x;
-  if (i >= p.rows * quads) return;
-  const int64_t row = i / quads, h = i % quads;
-  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * (p.k + p.one_more) * quads + h;
+  const int quads = static_cast<int>(p.hidden / 4), k = static_cast<int>(p.k);
+  const int64_t i = int64_t{blockIdx.x} * 128 + threadIdx.x, row = i / quads;
+  if (row >= p.rows) return;
+  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * (k + p.one_more) * quads + i % quads;
+  const float* weights = p.weights + row * k;
+  const float gate = p.shared_gate[row];
+  const float4 shared = p.one_more ? slots[int64_t{k} * quads] : reinterpret_cast<const float4*>(p.shared)[i];
   float4 sum = make_float4(0, 0, 0, 0);
   const auto step = [&](float w, float4 v) {
     sum = make_float4(fmaf(w, v.x, sum.x), fmaf(w, v.y, sum.y), fmaf(w, v.z, sum.z), fmaf(w, v.w, sum.w));
   };
-#pragma unroll 5
-  for (int64_t j = 0; j < p.k; ++j) step(p.weights[row * p.k + j], slots[j * quads]);
-  step(sigmoid(p.shared_gate[row]), p.one_more ? slots[p.k * quads] : reinterpret_cast<const float4*>(p.shared)[i]);
+  constexpr int kTogether = 10;  // slots in flight
+  for (int j0 = 0; j0 < k; j0 += kTogether, weights += kTogether, slots += int64_t{kTogether} * quads) {
+    float w[kTogether];
+    float4 v[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j)
+      if (j0 + j < k) w[j] = weights[j], v[j] = slots[int64_t{j} * quads];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j)
+      if (j0 + j < k) step(w[j], v[j]);
+  }
+  step(sigmoid(gate), shared);
   reinterpret_cast<float4*>(p.y)[i] = sum;
 }
 
@@ -104,11 +142,11 @@ void router(const RouterParams& p, cudaStream_t stream) {
   if (p.rows == 0) return;
   const auto blocks = static_cast<unsigned>(p.rows);
   if (p.experts <= 128)
-    launch("router", router_kernel<4>, blocks, 32, 0, stream, p);
+    launch("router", router_kernel<1>, blocks, kRouterThreads, 0, stream, p);
   else if (p.experts <= 512)
-    launch("router", router_kernel<16>, blocks, 32, 0, stream, p);
+    launch("router", router_kernel<4>, blocks, kRouterThreads, 0, stream, p);
   else
-    launch("router", router_kernel<32>, blocks, 32, 0, stream, p);
+    launch("router", router_kernel<8>, blocks, kRouterThreads, 0, stream, p);
 }
 
 void swiglu(const SwigluParams& p, cudaStream_t stream) {

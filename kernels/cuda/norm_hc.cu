@@ -1,18 +1,26 @@
 #include "kernels/cuda/norm_hc.h"
 
 #include "kernels/cuda/hc_row.h"
+#include "kernels/cuda/hc_tile.h"
 #include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {
 
 namespace {
 
-// One block a group of a row. Up to four float4 a thread stay in registers; a longer group is read again.
-__global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p) {
+__device__ __forceinline__ float4 fma4(float g, float4 y, float4 x) {
+  return make_float4(fmaf(g, y.x, x.x), fmaf(g, y.y, x.y), fmaf(g, y.z, x.z), fmaf(g, y.w, x.w));
+}
+
+// One block a group of a row. Up to four float4 a thread stay in registers; a longer group is read again. kInject: x is
+// completed first, in place; a group is a stream.
+template <bool kInject>
+__global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p, HcInjectParams lacking) {
   constexpr int kKept = 4;
   __shared__ float sums[8];
   const int64_t at = int64_t{blockIdx.x} * p.group;
   const float4* x = reinterpret_cast<const float4*>(p.x + at);
+  const int64_t row = blockIdx.x / p.groups;
   const float4* w = reinterpret_cast<const float4*>(p.weight + blockIdx.x % p.groups * p.group);
   float4* out = reinterpret_cast<float4*>(p.out + at);
   const int n = static_cast<int>(p.group / 4);
@@ -27,6 +35,17 @@ __global__ void __launch_bounds__(256) grouped_norm_kernel(GroupedNormParams p) 
   for (int j = 0; j < kKept; ++j) {
     const int i = j * 256 + threadIdx.x;
     v[j] = i < n ? x[i] : make_float4(0, 0, 0, 0);
+  }
+  if constexpr (kInject) {
+    const float g = lacking.inj[blockIdx.x];
+    const float4* y = reinterpret_cast<const float4*>(lacking.y + row * p.group);
+    float4* stack = reinterpret_cast<float4*>(lacking.stack + at);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const int i = j * 256 + threadIdx.x;
+      if (i < n) stack[i] = v[j] = fma4(g, y[i], v[j]);
+    }
+    for (int i = kKept * 256 + threadIdx.x; i < n; i += 256) stack[i] = fma4(g, y[i], x[i]);
   }
   float sum = 0;
 #pragma unroll
@@ -114,7 +133,7 @@ __global__ void __launch_bounds__(256) hc_inject_kernel(HcInjectParams p) {
   const float g = p.inj[site];
   const float4 y = reinterpret_cast<const float4*>(p.y)[row * quads + i % quads];
   float4& to = reinterpret_cast<float4*>(p.stack)[i];
-  to = make_float4(fmaf(g, y.x, to.x), fmaf(g, y.y, to.y), fmaf(g, y.z, to.z), fmaf(g, y.w, to.w));
+  to = fma4(g, y, to);
 }
 
 void check_hc(const HcMixParams& p) {
@@ -124,6 +143,15 @@ void check_hc(const HcMixParams& p) {
           {p.streams, p.hidden, p.rank, p.rows});
   require(aligned16({p.stack, p.norm_weight, p.down, p.up, p.inject, p.normed, p.low, p.work.partials}), "hc_mix",
           "16-byte alignment (streams, H, rank)", {p.streams, p.hidden, p.rank});
+  require((p.lacking_inj == nullptr) == (p.lacking_y == nullptr) && aligned16({p.lacking_y}) &&
+              (p.lacking_inj == nullptr || p.lacking_inj != p.inj),
+          "hc_mix", "inj and y of what the stack lacks, y aligned to 16 bytes, inj not the one written (streams, H)",
+          {p.streams, p.hidden});
+}
+
+void launch_norm(const GroupedNormParams& p, const HcInjectParams& lacking, cudaStream_t stream) {
+  launch("grouped_norm", lacking.y != nullptr ? grouped_norm_kernel<true> : grouped_norm_kernel<false>,
+         static_cast<unsigned>(p.rows * p.groups), 256, 0, stream, p, lacking);
 }
 
 }  // namespace
@@ -133,7 +161,7 @@ void grouped_norm(const GroupedNormParams& p, cudaStream_t stream) {
           "grouped_norm", "groups of a multiple of 4 elements, 16-byte alignment (group, groups, rows)",
           {p.group, p.groups, p.rows});
   if (p.rows == 0) return;
-  launch("grouped_norm", grouped_norm_kernel, static_cast<unsigned>(p.rows * p.groups), 256, 0, stream, p);
+  launch_norm(p, {}, stream);
 }
 
 int64_t hc_counters(int64_t streams, int64_t hidden, int64_t rank) {
@@ -149,7 +177,8 @@ void hc_down(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
   if (p.rows == 0) return;
   if (hc_row_takes(p)) return hc_down_row(p, stream);
-  grouped_norm({p.stack, p.norm_weight, p.normed, p.rows, p.streams, p.hidden, p.eps}, stream);
+  launch_norm({p.stack, p.norm_weight, p.normed, p.rows, p.streams, p.hidden, p.eps},
+              {p.lacking_inj, p.lacking_y, p.stack, p.rows, p.streams, p.hidden}, stream);
   const int64_t wide = p.streams * p.hidden;
   const PlainPlan plan = plain_plan(wide, p.rank);  // inject is summed by the plan of down
   PlainLaunch l;
@@ -167,6 +196,7 @@ void hc_up(const HcMixParams& p, cudaStream_t stream) {
   check_hc(p);
   if (p.rows == 0) return;
   if (hc_row_takes(p)) return hc_up_row(p, stream);
+  if (hc_tile_takes(p)) return hc_up_tile(p, stream);
   const auto tiles = static_cast<unsigned>(p.hidden / kTileOut), threads = static_cast<unsigned>(64 * p.streams);
   const size_t cells = p.streams * 8 * kTileOut * sizeof(float);  // of one row tile and one output tile
   if (p.rows <= 8 || p.streams > 4)

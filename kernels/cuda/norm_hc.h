@@ -17,13 +17,13 @@ struct GroupedNormParams {
 };
 void grouped_norm(const GroupedNormParams& p, cudaStream_t stream);
 
-// u[h] = mean_s sigmoid(Up silu(Down xn / n))_s * xn_s; inj = 2 sigmoid(inject xn / n). Three launches: the norm; down
-// with silu, and inject, summed as plain_linear does; up, one mma chain (hi before lo) over each half of the rank's
-// units, the first half being the longer, their sum, then the mean over streams ascending. One row takes two launches
-// with the same sums (kernels/cuda/hc_row.h). Domain: F16 weights, 2 <= n
-// <= 8, H % 16 == 0, rank % 8 == 0, 16-byte alignment.
+// stack = fma(lacking_inj, lacking_y, stack) where given; u[h] = mean_s sigmoid(Up silu(Down xn / n))_s * xn_s; inj = 2
+// sigmoid(inject xn / n). Three launches: the norm; down with silu, and inject, summed as plain_linear does; up, one
+// mma chain (hi before lo) over each half of the rank's units, the first half being the longer, their sum, then the
+// mean over streams ascending. One row takes two launches with the same sums (kernels/cuda/hc_row.h). Domain: F16
+// weights, 2 <= n <= 8, H % 16 == 0, rank % 8 == 0, 16-byte alignment; inj is not lacking_inj.
 struct HcMixParams {
-  const float* stack = nullptr;        // [R, n, H]
+  float* stack = nullptr;              // [R, n, H], written where it lacks something
   const float* norm_weight = nullptr;  // [n * H]
   float eps = 0;
   const void* down = nullptr;    // F16 [rank, n * H]
@@ -32,9 +32,11 @@ struct HcMixParams {
   float* u = nullptr;            // [R, H]
   float* inj = nullptr;          // [R, n], unused without inject
   int64_t rows = 0, streams = 0, hidden = 0, rank = 0;
-  float* normed = nullptr;  // workspace [R, n * H]
-  float* low = nullptr;     // workspace [R, rank]
-  PlainWorkspace work;      // hc_partials() and hc_counters()
+  float* normed = nullptr;             // workspace [R, n * H]
+  float* low = nullptr;                // workspace [R, rank]
+  PlainWorkspace work;                 // hc_partials() and hc_counters()
+  const float* lacking_inj = nullptr;  // [R, n] or null
+  const float* lacking_y = nullptr;    // [R, H] or null
 };
 int64_t hc_partials(int64_t rows, int64_t streams, int64_t hidden, int64_t rank);
 int64_t hc_counters(int64_t streams, int64_t hidden, int64_t rank);

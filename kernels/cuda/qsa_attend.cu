@@ -16,14 +16,14 @@ constexpr float kScale = 0.0625f;                           // 1 / sqrt(256)
 
 struct Tile {
   __nv_bfloat16 values[kPartKeys][kStride];
-  union {
-    __nv_bfloat16 keys[kPartKeys][kStride];
-    __nv_bfloat16 weights[kSplit][kMostGroup][kWeightStride];  // once the keys are used up
-  };
+  __nv_bfloat16 keys[kPartKeys][kStride];
   __nv_bfloat16 query[kSplit][kMostGroup][kStride];
-  float scores[kMostGroup][kScoreStride];
+  union {
+    float scores[kMostGroup][kScoreStride];
+    __nv_bfloat16 weights[kSplit][kMostGroup][kWeightStride];  // once the scores are read
+  };
   float highest[kMostGroup], total[kMostGroup];
-  int64_t place[kPartKeys];  // of the part's keys among all pages; -1 beyond the list
+  int64_t place[kPartKeys];  // of the next part's keys among all pages; -1 beyond the list
 };
 
 // A row's key list: selected blocks, then the tail.
@@ -131,63 +131,80 @@ __device__ void load_query(const QsaAttendParams& p, Tile& tile, int r, int kv) 
   }
 }
 
-// Begins the copies of a part's keys and values, as two groups.
-__device__ void load_part(const QsaAttendParams& p, Tile& tile, const KeyList& list, int kv, int part) {
-  if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = key_place(p.shape, list, part * kPartKeys + threadIdx.x);
-  __syncthreads();
+// The place of this thread's key of a part; the threads beyond have none.
+__device__ __forceinline__ int64_t part_place(const QsaAttendParams& p, const KeyList& list, int part) {
+  return threadIdx.x < kPartKeys ? key_place(p.shape, list, part * kPartKeys + threadIdx.x) : -1;
+}
+
+// Begins the copies of the keys, or of the values, at tile.place.
+__device__ __forceinline__ void load_keys(const QsaAttendParams& p, const Tile& tile, int kv, const void* from,
+                                          __nv_bfloat16 (&to)[kPartKeys][kStride]) {
   const int lane = threadIdx.x % 32;
-  for (int which = 0; which < 2; ++which) {
-    const auto* pages = static_cast<const __nv_bfloat16*>(which == 0 ? p.cache.keys : p.cache.values);
-    for (int i = threadIdx.x / 32; i < kPartKeys; i += kThreads / 32) {
-      const int64_t place = tile.place[i];
-      copy16((which == 0 ? tile.keys[i] : tile.values[i]) + lane * 8,
-             pages + (max(place, int64_t{0}) * p.shape.kv_heads + kv) * kHeadDim + lane * 8, place >= 0);
+  const auto* pages = static_cast<const __nv_bfloat16*>(from);
+#pragma unroll
+  for (int i = threadIdx.x / 32; i < kPartKeys; i += kThreads / 32) {
+    const int64_t place = tile.place[i];
+    copy16(to[i] + lane * 8, pages + (max(place, int64_t{0}) * p.shape.kv_heads + kv) * kHeadDim + lane * 8,
+           place >= 0);
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wait_keys() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  __syncthreads();
+}
+
+// Scores of a part to the tile; the first four warps have 16 keys each. `keys`: how many the list has from here on.
+__device__ __forceinline__ void score_part(Tile& tile, int keys) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (warp >= kPartKeys / 16) return;
+  float score[kSplit][2][4] = {};  // keys (g, g, g + 8, g + 8), heads 2 t, 2 t + 1 and 8 more
+#pragma unroll 4
+  for (int k = 0; k < kHeadDim; k += 16) {
+    uint32_t a[4], b[4];
+    load_matrices(a, &tile.keys[16 * warp + lane % 16][k + lane / 16 * 8]);
+#pragma unroll
+    for (int i = 0; i < kSplit; ++i) {
+      load_matrices(b, &tile.query[i][lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+      mma_bf16(score[i][0], a, b[0], b[1]);
+      mma_bf16(score[i][1], a, b[2], b[3]);
     }
-    asm volatile("cp.async.commit_group;");
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 16 * warp + g + i / 2 * 8;
+      const float s = score[0][n][i] + score[1][n][i] + score[2][n][i];
+      tile.scores[8 * n + 2 * t + i % 2][key] = key < keys ? s * kScale : -INFINITY;
+    }
+}
+
+// Their weights, maxima and totals to the tile; a warp has two heads.
+__device__ __forceinline__ void weigh_part(Tile& tile) {
+  constexpr int kHeads = kMostGroup / (kThreads / 32);
+  const int head = threadIdx.x / 32 * kHeads, lane = threadIdx.x % 32;
+  float s0[kHeads], s1[kHeads];
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) s0[i] = tile.scores[head + i][lane], s1[i] = tile.scores[head + i][lane + 32];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    float m = fmaxf(s0[i], s1[i]);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, d));
+    const float p0 = expf(s0[i] - m), p1 = expf(s1[i] - m);
+    const float total = warp_sum(p0 + p1);
+    split3(p0, &tile.weights[0][head + i][lane], kMostGroup * kWeightStride);
+    split3(p1, &tile.weights[0][head + i][lane + 32], kMostGroup * kWeightStride);
+    if (lane == 0) tile.highest[head + i] = m, tile.total[head + i] = total;
   }
 }
 
-// One part: its maxima and totals to the tile, its weighted values to sum. Warp w has keys 8 w .. 8 w + 7 of the scores
-// and dims 32 w .. 32 w + 31 of the values; sum[n]: heads (g, g, g + 8, g + 8), dims 32 w + 8 n + 2 t (+ 1).
-__device__ void attend_part(Tile& tile, float (&sum)[kWarpTiles][4]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  asm volatile("cp.async.wait_group 1;");
-  __syncthreads();
-  float score[kSplit][4] = {};
-#pragma unroll 4
-  for (int k = 0; k < kHeadDim; k += 32) {
-    uint32_t b[4], a[4];
-    load_matrices(b, &tile.keys[8 * warp + lane % 8][k + lane / 8 * 8]);
-#pragma unroll
-    for (int step = 0; step < 2; ++step)
-#pragma unroll
-      for (int i = 0; i < kSplit; ++i) {
-        load_matrices(a, &tile.query[i][lane % 16][k + 16 * step + lane / 16 * 8]);
-        mma_bf16(score[i], a, b[2 * step], b[2 * step + 1]);
-      }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int key = 8 * warp + 2 * t + i % 2;
-    const float s = score[0][i] + score[1][i] + score[2][i];
-    tile.scores[g + i / 2 * 8][key] = tile.place[key] < 0 ? -INFINITY : s * kScale;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kMostGroup / (kThreads / 32); ++i) {
-    const int head = kMostGroup / (kThreads / 32) * warp + i;
-    const float s0 = tile.scores[head][lane], s1 = tile.scores[head][lane + 32];
-    float m = fmaxf(s0, s1);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, d));
-    const float p0 = expf(s0 - m), p1 = expf(s1 - m);
-    const float total = warp_sum(p0 + p1);
-    split3(p0, &tile.weights[0][head][lane], kMostGroup * kWeightStride);
-    split3(p1, &tile.weights[0][head][lane + 32], kMostGroup * kWeightStride);
-    if (lane == 0) tile.highest[head] = m, tile.total[head] = total;
-  }
-  asm volatile("cp.async.wait_group 0;");
-  __syncthreads();
+// Weighted values: warp w has dims 32 w .. 32 w + 31; sum[n]: heads (g, g, g + 8, g + 8), dims 32 w + 8 n + 2 t (+ 1).
+__device__ __forceinline__ void value_part(const Tile& tile, float (&sum)[kWarpTiles][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kWarpTiles; ++n)
 #pragma unroll
@@ -225,9 +242,17 @@ __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams 
   load_query(p, tile, r, kv);
   wait_previous();  // only `selected` is of the previous launch, which is qsa_select
   if (part * kPartKeys >= list.count) return;
-  load_part(p, tile, list, kv, part);
+  if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = part_place(p, list, part);
+  __syncthreads();
+  load_keys(p, tile, kv, p.cache.keys, tile.keys);
+  load_keys(p, tile, kv, p.cache.values, tile.values);
+  wait_keys<1>();
+  score_part(tile, list.count - part * kPartKeys);
+  __syncthreads();
+  weigh_part(tile);
+  wait_keys<0>();
   float sum[kWarpTiles][4];
-  attend_part(tile, sum);
+  value_part(tile, sum);
   const int group = static_cast<int>(p.shape.heads / p.shape.kv_heads);
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float* to = part_of(p, r, kv, part, gridDim.x);
@@ -311,9 +336,22 @@ __global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParam
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float sum[kWarpTiles][4], total[kWarpTiles][4];
   Running run[2];
+  // A part's keys are on their way while the one before is weighed, its values while its keys are multiplied.
+  if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = part_place(p, list, 0);
+  __syncthreads();
+  load_keys(p, tile, kv, p.cache.keys, tile.keys);
+  load_keys(p, tile, kv, p.cache.values, tile.values);
+  int64_t place = part_place(p, list, 1);
   for (int part = 0; part * kPartKeys < list.count; ++part) {
-    load_part(p, tile, list, kv, part);
-    attend_part(tile, sum);
+    wait_keys<1>();
+    if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = place;
+    place = part_place(p, list, part + 2);
+    score_part(tile, list.count - part * kPartKeys);
+    __syncthreads();
+    load_keys(p, tile, kv, p.cache.keys, tile.keys);
+    weigh_part(tile);
+    wait_keys<1>();
+    value_part(tile, sum);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float2 f = run[i].merge(tile.highest[g + 8 * i], tile.total[g + 8 * i], part == 0);
@@ -323,7 +361,9 @@ __global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParam
         for (int j = 2 * i; j < 2 * i + 2; ++j) total[n][j] = merged(total[n][j], sum[n][j], f, part == 0);
     }
     __syncthreads();
+    load_keys(p, tile, kv, p.cache.values, tile.values);
   }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (g + 8 * i >= group) continue;

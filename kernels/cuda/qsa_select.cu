@@ -11,6 +11,21 @@ constexpr int kBinBits = 11, kBins = 1 << kBinBits;
 constexpr int kBatch = 8;      // scores in flight a thread
 constexpr int kGather = 1024;  // candidates for the last place that are compared with one another
 
+constexpr float kIndexScale = 0.08838834764831845f;  // 1 / sqrt(128)
+
+// Adds one index head's part of the scores of a lane's keys.
+__device__ __forceinline__ void add_head(const float4* query, const float4 (&key)[kKeys][4], float (&sum)[kKeys]) {
+  float dot[kKeys] = {};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float4 q = query[j * 8 + threadIdx.x % 8];
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) sum[i] += fmaxf(0.0f, warp_sum<8>(dot[i]));
+}
+
 // blockIdx: run of index blocks, row. Eight lanes a key. Blocks that were complete before this forward are read before
 // the previous launch has ended: it may be the qsa_write of this forward, which writes the others.
 __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int64_t first) {
@@ -41,21 +56,55 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
   for (int i = threadIdx.x; i < ih * 32; i += 256) query[i] = index[i];
   __syncthreads();
   float sum[kKeys] = {};
-  for (int h = 0; h < ih; ++h) {
-    float dot[kKeys] = {};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float4 q = query[h * 32 + j * 8 + sub];
-#pragma unroll
-      for (int i = 0; i < kKeys; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) sum[i] += fmaxf(0.0f, warp_sum<8>(dot[i]));
-  }
+  for (int h = 0; h < ih; ++h) add_head(query + h * 32, key, sum);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i)
     if (sub == 0 && base + 4 * i < complete)
-      p.scores[blockIdx.y * p.max_complete + base + 4 * i] = sum[i] * 0.08838834764831845f;
+      p.scores[blockIdx.y * p.max_complete + base + 4 * i] = sum[i] * kIndexScale;
+}
+
+constexpr int kPromptRows = 8;  // rows of a block that share its index keys
+
+// blockIdx: run of index blocks, kPromptRows rows. The same sums; keys are loaded once for neighbouring rows of a lane.
+__global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams p, int64_t first, int64_t count) {
+  extern __shared__ float4 query[];  // [kPromptRows][index_heads][32]
+  wait_previous();
+  const QsaShape& s = p.shape;
+  const int ih = static_cast<int>(s.index_heads), ratio = static_cast<int>(s.ratio);
+  const int at = blockIdx.y * kPromptRows, rows = min(kPromptRows, static_cast<int>(count) - at);
+  const int r0 = static_cast<int>(first) + at, lane = threadIdx.x % 32, sub = lane % 8;
+  const auto complete_of = [&](const LaneRow& l, int r) { return (l.start + r - l.first_row + 1) / ratio; };
+  const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r0} * (ih + 1) * kIndexDim);
+  for (int i = threadIdx.x; i < rows * ih * 32; i += 256)
+    query[i] = index[i / (ih * 32) * (ih + 1) * 32 + i % (ih * 32)];
+  __syncthreads();
+  const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 4 * kKeys + lane / 8;
+  float4 key[kKeys][4] = {};
+  int slot = -1;
+  for (int row = 0; row < rows; ++row) {
+    const int r = r0 + row;
+    const LaneRow l = find_lane(s.lanes, r);
+    const int complete = l.slot < 0 ? 0 : complete_of(l, r);
+    if (complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) continue;
+    if (l.slot != slot) {
+      slot = l.slot;
+      const int most = complete_of(l, min(r0 + rows, l.first_row + l.rows) - 1);
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i) {
+        if (base + 4 * i >= most) continue;
+        const float4* from =
+            reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, slot, base + 4 * i) * kIndexDim);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) key[i][j] = from[j * 8 + sub];
+      }
+    }
+    float sum[kKeys] = {};
+    for (int h = 0; h < ih; ++h) add_head(query + (row * ih + h) * 32, key, sum);
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i)
+      if (sub == 0 && base + 4 * i < complete)
+        p.scores[(at + row) * p.max_complete + base + 4 * i] = sum[i] * kIndexScale;
+  }
 }
 
 // Scores are not negative: their bits are in their order; NaN below them all.
@@ -212,8 +261,15 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
   require(aligned16({p.index, p.cache.index_keys}), "qsa_scores",
           "index queries and index keys aligned to 16 bytes (first row, rows)", {first, count});
   if (count == 0 || p.max_complete <= p.shape.blocks) return;
-  const dim3 grid(blocks_of(p.max_complete, kBlockKeys), static_cast<unsigned>(count));
-  launch("qsa_scores", qsa_scores_kernel, grid, 256, p.shape.index_heads * kIndexDim * sizeof(float), stream, p, first);
+  const unsigned runs = blocks_of(p.max_complete, kBlockKeys);
+  const size_t query_bytes = p.shape.index_heads * kIndexDim * sizeof(float);
+  if (count > kSpreadRows) {
+    launch("qsa_scores", qsa_scores_prompt_kernel, dim3(runs, blocks_of(count, kPromptRows)), 256,
+           kPromptRows * query_bytes, stream, p, first, count);
+    return;
+  }
+  const dim3 grid(runs, static_cast<unsigned>(count));
+  launch("qsa_scores", qsa_scores_kernel, grid, 256, query_bytes, stream, p, first);
 }
 
 void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {

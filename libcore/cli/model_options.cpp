@@ -29,6 +29,12 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
       ->capture_default_str();
   app.add_option("--vram-limit", vram_limit, "Most device memory to use, as 16GiB; without it, what is free")
       ->type_name("BYTES");
+  app.add_option("--expert-lines", expert_lines,
+                 "Experts a layer that have a place on the device at a time, the others wait in host memory: a number, "
+                 "or auto for what fits")
+      ->type_name("N|auto")
+      ->capture_default_str();
+  app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
   app.add_option("--tp", tp, "Ranks that share the experts, one a GPU: started here, or by torchrun, mpirun or srun")
       ->check(CLI::PositiveNumber)
@@ -177,22 +183,46 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
   return d;
 }
 
-bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const {
-  if (backend->name() != "cuda" && !options.memory_plan) return false;
+bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) {
+  const bool automatic = options.expert_lines == "auto";
+  if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
+  const bool counted = backend->name() == "cuda" || options.memory_plan;
+  if (!automatic && (expert_lines < 1 || expert_lines > config.experts))
+    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer",
+                                              options.expert_lines, config.experts));
+  if (!automatic && ranks != nullptr)
+    throw Error(ErrorKind::Unsupported, fmt::format("--expert-lines {}: several ranks do not offload experts yet; use "
+                                                    "--expert-lines auto, or --tp 1",
+                                                    expert_lines));
+  if (!counted) {
+    run.receipt().set_effective("expert_lines", expert_lines,
+                                automatic ? "default: the cpu backend has no device memory" : "flag");
+    return false;
+  }
   LoadOptions load;
   load.draft_head = engine.state.draft_head;
   load.shard = shard();
+  load.pools.lines = expert_lines;
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
   if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
-  const MemoryPlan plan = plan_memory(*source, config, load, engine, limit);
+  const bool choose = automatic && ranks == nullptr;
+  const MemoryPlan plan =
+      choose ? plan_lines(*source, config, load, engine, limit) : plan_memory(*source, config, load, engine, limit);
+  expert_lines = plan.lines;
+  run.receipt().set_effective("expert_lines", expert_lines,
+                              choose      ? "default: the memory plan"
+                              : automatic ? "default: several ranks do not offload experts yet"
+                                          : "flag");
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
+                                   {"expert_lines_bytes", plan.pools},
                                    {"states_bytes", plan.states},
                                    {"scratch_bytes", plan.scratch},
                                    {"workspaces_bytes", plan.workspaces},
-                                   {"limit_bytes", plan.limit}},
+                                   {"limit_bytes", plan.limit},
+                                   {"pinned_host_bytes", plan.host}},
                               "computed");
   if (options.memory_plan) run.print(plan_text(plan));
   require_fit(plan);
@@ -204,6 +234,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
   load.shard = shard();
+  load.pools.lines = expert_lines, load.pools.check_lines = options.check_lines;
   return this->load(load, run);
 }
 
@@ -217,6 +248,36 @@ Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
   run.receipt().add_series("load_ns", "ns", "cold", {now_ns() - began});
   if (w.shard.world > 1) run.receipt().set_effective("shard", shard_json(w), "computed");
   return w;
+}
+
+void report_pools(const Weights& weights, ToolRun& run) {
+  if (!weights.pools) return;
+  const PoolCounters c = weights.pools->counters();
+  const PoolCopies copies = weights.pools->copies();
+  Json& e = run.receipt().evidence["expert_pools"];
+  e = {{"lines", weights.pools->options().lines},
+       {"policy", pool_policy_name(weights.pools->options().policy)},
+       {"requests", c.requests},
+       {"waves", c.waves},
+       {"touches", c.touches},
+       {"hits", c.hits},
+       {"misses", c.misses},
+       {"evictions", c.evictions}};
+  for (int k = 0; k < kFillKinds; ++k)
+    e[std::string(fill_kind_name(static_cast<FillKind>(k)))] = {{"copies", copies.copies[k]},
+                                                                {"bytes", copies.bytes[k]}};
+  e["copied_bytes"] = copies.total_bytes;
+  const StreamCounters& t = weights.pools->streamed();
+  if (t.forwards == 0) return;
+  const TimelineSummary line = weights.pools->timeline();
+  e["timeline"] = {{"forwards", line.forwards},           {"window_ns", line.window_ns},
+                   {"copying_ns", line.copying_ns},       {"computing_ns", line.computing_ns},
+                   {"overlapped_ns", line.overlapped_ns}, {"copied_bytes", line.copied_bytes}};
+  e["streamed"] = {{"forwards", t.forwards},
+                   {"batches", t.batches},
+                   {"needed", t.needed},
+                   {"copied_ahead", t.ahead},
+                   {"copied_on_demand", t.demand}};
 }
 
 }  // namespace fnx

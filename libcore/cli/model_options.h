@@ -18,10 +18,10 @@ struct ModelOptions {
   std::string model;
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
-  std::string vram_limit, graph = "off";
+  std::string vram_limit, graph = "off", expert_lines = "auto";
   std::string draft = "off";  // auto, off or a number
   int64_t inject_capture_failure = 0;
-  bool accept_raw_norms = false, memory_plan = false;
+  bool accept_raw_norms = false, memory_plan = false, check_lines = false;
   bool ranks = false;  // set by tools that can run on several
 
   // `drafts`: also --draft, for a tool that drafts.
@@ -36,7 +36,8 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
-  Ranks* ranks = nullptr;  // of --tp, connected; the run's
+  Ranks* ranks = nullptr;    // of --tp, connected; the run's
+  int64_t expert_lines = 0;  // a layer, as plan() chose; 0: every expert on the device
 
   // For EngineOptions and LoadOptions.
   Communicator* communicator() const;
@@ -48,13 +49,16 @@ struct OpenedModel {
   // What --draft asks of this model; `why_not` is a reason to decode plainly unless a number was given. Throws
   // Unsupported when there is no draft head, or such a reason.
   DraftOptions drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const;
-  // On a GPU: what the run will need, into the receipt and refused when it does not fit. True when the user asked for
-  // no more than that; it was printed then.
-  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) const;
+  // Chooses the expert lines. On a GPU: what the run will need, into the receipt and refused when it does not fit. True
+  // when the user asked for no more than that; it was printed then.
+  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run);
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
   // The same with other options, for weights beside the run's own.
   Weights load(const LoadOptions& options, ToolRun& run);
 };
+
+// What the pools of offloaded experts did, into the receipt's evidence; fails the run when their counts do not add up.
+void report_pools(const Weights& weights, ToolRun& run);
 
 }  // namespace fnx

@@ -21,6 +21,11 @@ RoutingRecord::RoutingRecord(const RoutingOptions& options, const TensorSource& 
   if (!options.profile_dir.empty()) profile_ = std::make_unique<ProfileRun>(options.profile_dir, identity);
 }
 
+void RoutingRecord::warm(const Weights& weights) const {
+  if (!profile_ || !weights.pools || profile_->start().runs == 0) return;
+  weights.pools->warm([&](int64_t bank) { return profile_->start().layer(bank); });
+}
+
 void RoutingRecord::watch(Engine& engine) {
   if (trace_ || profile_)
     engine.on_routing([this](int64_t layer, std::span<const int32_t> ids) {

@@ -25,10 +25,11 @@ Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& op
 
 void Engine::make_activations() {
   const ModelConfig& c = weights_.config;
-  const int64_t R = options_.max_rows, n = c.streams, H = c.hidden_size, draws = most_draws();
+  const int64_t R = most_draft_rows(), n = c.streams, H = c.hidden_size, draws = most_draws();
   a_.stack = make(DType::F32, {R, n, H});
   a_.u = make(DType::F32, {R, H});
-  a_.inj = make(DType::F32, {R, n});
+  a_.attn_inj = make(DType::F32, {R, n});
+  a_.mlp_inj = make(DType::F32, {R, n});
   a_.y = make(DType::F32, {R, H});
   a_.qkv = make(DType::F32, {R, c.gdn_conv_width()});
   a_.z = make(DType::F32, {R, c.gdn_value_width()});
@@ -60,6 +61,7 @@ void Engine::make_activations() {
   a_.head_in = make(DType::F32, {std::max(R, draws), H});
   a_.draw_logits = make(DType::F32, {draws, c.vocab_size});
   a_.sampled = make(DType::I32, {draws});
+  routed_ = backend_.allocate(a_.ids.bytes(), Space::Host);
   drawn_ = backend_.allocate(draws * sizeof(int32_t), Space::Host);
   if (has_draft_head()) {
     a_.draft_stack = make(DType::F32, {R, n, H});
@@ -71,17 +73,19 @@ void Engine::make_activations() {
 // Inputs and workspaces of the largest forward: all rows in one sequence that is as long as it may be, every slot drawn
 // from, and the logits of every row.
 void Engine::reserve() {
-  const int64_t R = options_.max_rows, slots = options_.state.slots;
-  place_proposal(R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
-  place(R, slots, most_draws(), R, slots);
+  const int64_t R = options_.max_rows, draft_rows = most_draft_rows(), slots = options_.state.slots;
+  place_proposal(draft_rows, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
+  place(R, slots, most_draws(), draft_rows, slots);
   staging_.allocate();
-  place(R, slots, most_draws(), R, slots);
+  place(R, slots, most_draws(), draft_rows, slots);
   const Lane lane{0, 0, static_cast<int32_t>(R),
                   static_cast<int32_t>(std::max<int64_t>(0, options_.state.max_tokens - R))};
   lanes_ = draft_lanes_ = {lane};
+  draft_lanes_[0].rows = static_cast<int32_t>(draft_rows);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   const uint64_t before = backend_.device_bytes();
+  reserving_ = true;
   backend_.reserve(*stream_, [&] {
     launch_forward(nullptr);
     launch_draws(config().vocab_size, false);
@@ -90,6 +94,7 @@ void Engine::reserve() {
     if (weights_.mtp) mix(weights_.mtp->mixer, stacks, hidden);
     head(hidden, View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
+  reserving_ = false;
   workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
 }
@@ -122,7 +127,9 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                valid,
                0,
                greedy};
-  run_round(key, key.rows == key.lanes || key.rows == key.draws, work);
+  // Rows that waited come in many numbers and seldom.
+  const bool usual = key.draft_rows <= key.rows;
+  run_round(key, usual && (key.rows == key.lanes || key.rows == key.draws), work);
   if (draws.empty()) return {};
   wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
@@ -130,7 +137,8 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 }
 
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
-  recordable = recordable && !routing_ && !slots_;
+  // Planning on the host waits for every layer's routing, as reporting does.
+  recordable = recordable && !routing_ && !slots_ && !weights_.pools;
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);

@@ -92,7 +92,7 @@ class Engine {
   // After a round and before the next, once: every lane that tried rows, and others that want drafts, ids in [0,
   // valid). Takes back what was not kept, absorbs what was, and returns each proposal's drafts, which are only guesses.
   std::vector<std::vector<int32_t>> propose(std::span<const Proposal> proposals, int64_t valid);
-  // Brings recurrent states up to the sequence's last token, for a dump.
+  // Brings all states up to the sequence's last token, for a dump or a snapshot.
   void settle(int32_t slot);
   // What the last round drew from: F32 [draws, V].
   View drawn_logits() const { return a_.draw_logits.rows(0, static_cast<int64_t>(in_.params.host.shape[0])); }
@@ -117,9 +117,9 @@ class Engine {
   View mixed();
 
  private:
-  // Scratch rows; every view holds max_rows rows.
+  // Scratch rows; every view holds most_draft_rows() rows.
   struct Activations {
-    View stack, u, inj, y;
+    View stack, u, attn_inj, mlp_inj, y;
     View qkv, z, b, a, gdn_out;
     QsaRows qsa;
     View attended;
@@ -154,7 +154,10 @@ class Engine {
   void place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
   void place_draft_rows(int64_t rows, int64_t lanes);
   void place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes);
-  void list_drafts(const LaneInput& input, bool absorbed);
+  void list_drafts(const LaneInput& input, int32_t waiting);
+  void add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, int32_t start);
+  void keep_stack(int32_t slot, int32_t place, int32_t row);
+  void clear_draft_rows();
   void fill_draft_rows();
   void fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws);
   void gather_ngrams();
@@ -164,8 +167,12 @@ class Engine {
   // Operations alone: no copies from the host, no waiting.
   void launch_forward(const Probe& probe);
   void launch_draws(int64_t valid, bool greedy);
-  void run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack);
-  void report_routing(const Layer& layer, const View& ids);
+  // Takes a stack that lacks an injection and leaves one that lacks the returned.
+  Injection run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack,
+                      const Injection& lacking);
+  void complete(Injection& lacking, const View& stack);
+  void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots);
+  std::span<const int32_t> fetch_routing(const View& ids);
   void report_slots(const Layer& layer, const View& ids, const View& slots);
   int64_t layer_number(const Layer& layer) const;
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
@@ -173,6 +180,10 @@ class Engine {
   // Rows of the draft head: tokens I32 [R], stacks [R, n, H], which are normed in place; out as stacks, or the same.
   void run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out);
   void launch_proposal(int64_t valid, bool greedy);
+  // Of one pass: a prompt's, and those that waited.
+  int64_t most_draft_rows() const {
+    return options_.max_rows + (has_draft_head() ? options_.state.slots * (state_.waiting_rows() - 1) : 0);
+  }
   int64_t most_draws() const { return options_.state.slots * (1 + options_.state.trials); }
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
   // With the other ranks (exchange.cpp).
@@ -197,6 +208,8 @@ class Engine {
   std::vector<Buffer> buffers_;
   uint64_t workspace_bytes_ = 0;
   Buffer asked_logits_, drawn_;  // of logits(), and the ids of a round on the host
+  Buffer routed_;                // the router's ids of one layer on the host
+  bool reserving_ = false;       // launches are counted and not made
   Activations a_;
   Inputs in_;
   std::vector<Lane> lanes_, draft_lanes_;

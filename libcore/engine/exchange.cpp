@@ -20,6 +20,8 @@ void Engine::make_exchange() {
     throw Error(ErrorKind::Internal,
                 fmt::format("weights of rank {} of {} on rank {} of {}", shard.rank, shard.world, rank, world));
   if (world == 1) return;
+  if (options_.state.trials > 0)
+    throw Error(ErrorKind::Unsupported, "several ranks do not draft yet; use 0 trials or one rank");
   const ModelConfig& c = config();
   a_.parts =
       make(DType::F32, {world, std::min(options_.max_rows, kExchangeRows), c.experts_per_token + 1, c.hidden_size});

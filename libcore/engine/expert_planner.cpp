@@ -92,13 +92,7 @@ void ExpertPlanner::fill(int32_t line, int32_t expert, FillKind kind) {
   ++counters_.fills_by_kind[static_cast<size_t>(kind)];
 }
 
-std::vector<Wave> ExpertPlanner::plan(std::span<const int32_t> request) {
-  ++round_;
-  for (const int32_t e : request) {
-    if (e < 0 || e >= options_.experts) bug(fmt::format("expert {} of {}", e, options_.experts));
-    if (protected_[e] == round_) bug(fmt::format("a request names expert {} twice", e));
-    protect(e);
-  }
+void ExpertPlanner::touch(std::span<const int32_t> request) {
   for (; since_decay_ >= options_.decay_touches; since_decay_ -= options_.decay_touches)
     for (uint32_t& c : count_) c /= 2;
   for (const int32_t e : request) {
@@ -106,6 +100,16 @@ std::vector<Wave> ExpertPlanner::plan(std::span<const int32_t> request) {
     touched_[e] = ++clock_;
     ++since_decay_;
   }
+}
+
+std::vector<Wave> ExpertPlanner::plan(std::span<const int32_t> request) {
+  ++round_;
+  for (const int32_t e : request) {
+    if (e < 0 || e >= options_.experts) bug(fmt::format("expert {} of {}", e, options_.experts));
+    if (protected_[e] == round_) bug(fmt::format("a request names expert {} twice", e));
+    protect(e);
+  }
+  touch(request);
 
   std::vector<Wave> waves;
   std::vector<int32_t> misses;
@@ -181,6 +185,13 @@ std::vector<Placement> ExpertPlanner::warm_start(std::span<const uint64_t> heat)
     fills.push_back({line, e});
   }
   return fills;
+}
+
+void ExpertPlanner::reset() {
+  clear();
+  std::fill(count_.begin(), count_.end(), 0);
+  std::fill(touched_.begin(), touched_.end(), 0);
+  clock_ = since_decay_ = 0;
 }
 
 void ExpertPlanner::clear() {

@@ -81,6 +81,8 @@ class ExpertPlanner {
 
   // Plans a request of distinct experts. Throws Internal for an expert that is out of range or named twice.
   std::vector<Wave> plan(std::span<const int32_t> request);
+  // What a request does to the keys (rules 1 and 2), when its experts are brought by other means.
+  void touch(std::span<const int32_t> request);
   // Fills of those of `experts` that are not resident, in order, while a line remains that holds none of them. Keys do
   // not change: only a request touches.
   std::vector<Placement> prefetch(std::span<const int32_t> experts, FillKind kind);
@@ -91,9 +93,12 @@ class ExpertPlanner {
   std::vector<Placement> warm_start(std::span<const uint64_t> heat);
   // Empties every line, for instance after its memory was used for something else. Keys stay.
   void clear();
+  // Empties every line and forgets the keys. Counters stay.
+  void reset();
 
-  int32_t line_of(int32_t expert) const { return line_of_[expert]; }  // -1: not resident
-  int32_t expert_of(int32_t line) const { return expert_of_[line]; }  // -1: empty
+  int32_t line_of(int32_t expert) const { return line_of_[expert]; }   // -1: not resident
+  int32_t expert_of(int32_t line) const { return expert_of_[line]; }   // -1: empty
+  bool touched(int32_t expert) const { return touched_[expert] > 0; }  // ever
   const PoolOptions& options() const { return options_; }
   const PoolCounters& counters() const { return counters_; }
 

@@ -9,26 +9,38 @@ void Engine::launch_forward(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
+  if (weights_.pools && !reserving_)
+    weights_.pools->begin(batch_.rows, c.experts_per_token, c.layers() + (has_draft_head() && draft_batch_.rows > 0));
   size_t ple = 0;
+  Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
-    if (probe) probe(l, stack);
     const Layer& layer = weights_.layers[l];
+    if (probe || layer.ple) complete(lacking, stack);
+    if (probe) probe(l, stack);
     if (layer.ple) run_ple(ple++, *layer.ple, stack);
-    run_layer(layer, layer.gdn ? &state_.gdn(l) : nullptr, layer.qsa ? &state_.kv(l) : nullptr, batch_, stack);
+    lacking = run_layer(layer, layer.gdn ? &state_.gdn(l) : nullptr, layer.qsa ? &state_.kv(l) : nullptr, batch_, stack,
+                        lacking);
   }
+  complete(lacking, stack);
   if (probe) probe(c.layers(), stack);
   if (has_draft_head() && weights_.mtp) absorb_drafts();
 }
 
-void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
-                       const View& stack) {
+void Engine::complete(Injection& lacking, const View& stack) {
+  if (lacking) backend_.hc_inject(*stream_, lacking, stack);
+  lacking = {};
+}
+
+Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch,
+                            const View& stack, const Injection& lacking) {
   const int64_t R = batch.rows;
   const auto rows = [R](const View& v) { return v.rows(0, R); };
-  const View u = rows(a_.u), inj = rows(a_.inj), y = rows(a_.y);
+  const View u = rows(a_.u), y = rows(a_.y);
+  const Injection attn{rows(a_.attn_inj), y}, mlp{rows(a_.mlp_inj), y};
   Backend& ops = backend_;
   Stream& s = *stream_;
 
-  ops.hc_mix(s, layer.attn_hc.ops, stack, u, inj);
+  ops.hc_mix(s, layer.attn_hc.ops, lacking, stack, u, attn.inj);
   if (gdn != nullptr) {
     const GdnLayer& g = *layer.gdn;
     const Linear* const from_u[] = {g.qkv.get(), g.z.get(), g.b.get(), g.a.get()};
@@ -46,10 +58,9 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
     ops.qsa_attend(s, q.ops, batch, qr, *kv, rows(a_.attended));
     ops.linear(s, *q.o, rows(a_.attended), y);
   }
-  ops.hc_inject(s, inj, y, stack);
 
   const MoeLayer& m = layer.moe;
-  ops.hc_mix(s, layer.mlp_hc.ops, stack, u, inj);
+  ops.hc_mix(s, layer.mlp_hc.ops, attn, stack, u, mlp.inj);
   const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
   const auto narrowed = [&](View v) {
     v.shape[1] = columns;
@@ -59,8 +70,7 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
-  if (routing_) report_routing(layer, ids);
-  expert_slots(m, u, ids, slots);
+  run_experts(layer, u, ids, slots);
   if (slots_) report_slots(layer, ids, slots);
   View shared;
   if (!m.shared_in_bank()) {
@@ -72,22 +82,32 @@ void Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCache* k
   }
   ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
   if (m.per_rank > 0 && options_.plant == Plant::Add) add_planted_parts(y);
-  ops.hc_inject(s, inj, y, stack);
+  return mlp;
 }
 
-void Engine::report_routing(const Layer& layer, const View& ids) {
-  std::vector<int32_t> host(static_cast<size_t>(ids.size()));
-  View to = ids;
-  to.data = reinterpret_cast<std::byte*>(host.data()), to.space = Space::Host;
+void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots) {
+  const auto compute = [&] { expert_slots(layer.moe, x, ids, slots); };
+  if (reserving_ || (!routing_ && !weights_.pools)) return compute();
+  const int64_t l = layer_number(layer);
+  const std::span<const int32_t> routed = fetch_routing(ids);
+  if (routing_) routing_(l, routed);
+  if (weights_.pools)
+    weights_.pools->run(*stream_, l, routed, compute);
+  else
+    compute();
+}
+
+// Without the shared expert's column, where the bank holds it.
+std::span<const int32_t> Engine::fetch_routing(const View& ids) {
+  const View to = routed_.view(DType::I32, {ids.shape[0], ids.shape[1]});
   backend_.copy(*stream_, to, ids);
   stream_->synchronize();
-  // Without the shared expert's column, where the bank holds it.
+  auto* host = to.as<int32_t>();
   const auto columns = static_cast<size_t>(ids.shape[1]), routed = static_cast<size_t>(config().experts_per_token);
   size_t kept = 0;
-  for (size_t i = 0; i < host.size(); ++i)
+  for (size_t i = 0; i < static_cast<size_t>(ids.size()); ++i)
     if (i % columns < routed) host[kept++] = host[i];
-  host.resize(kept);
-  routing_(layer_number(layer), host);
+  return {host, kept};
 }
 
 int64_t Engine::layer_number(const Layer& layer) const {
@@ -126,11 +146,12 @@ void Engine::run_draft_head(const View& tokens, const View& stacks, const Batch&
   backend_.grouped_norm(*stream_, m.norm_hidden, H, stacks, stacks);
   backend_.linear(*stream_, *m.fc_hidden, stacks.reshape({R * n, H}), hidden.reshape({R * n, H}));
   backend_.add(*stream_, n, hidden.reshape({R * n, H}), projected, out.reshape({R * n, H}));
-  run_layer(m.layer, nullptr, &state_.draft_kv(), batch, out);
+  Injection lacking = run_layer(m.layer, nullptr, &state_.draft_kv(), batch, out, {});
+  complete(lacking, out);
 }
 
 void Engine::mix(const HyperConnection& mixer, const View& stack, const View& out) {
-  backend_.hc_mix(*stream_, mixer.ops, stack, out, View{});
+  backend_.hc_mix(*stream_, mixer.ops, {}, stack, out, View{});
 }
 
 void Engine::launch_draws(int64_t valid, bool greedy) {

@@ -44,7 +44,7 @@ void Engine::place_draft_rows(int64_t rows, int64_t lanes) {
   in_.draft_lanes = staging_.place(DType::I32, {lanes, 4});
   in_.from_last = staging_.place(DType::I32, {rows});
   in_.from_stack = staging_.place(DType::I32, {rows});
-  in_.keep = staging_.place(DType::I32, {options_.state.slots});
+  in_.keep = staging_.place(DType::I32, {options_.state.slots * state_.waiting_rows()});
 }
 
 void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
@@ -64,18 +64,18 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
   if (static_cast<int64_t>(draws.size()) > most_draws())
     throw Error(ErrorKind::Internal,
                 fmt::format("{} draws of one round, at most {} are possible", draws.size(), most_draws()));
-  lanes_.clear(), trials_.clear(), draft_rows_.clear();
-  draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
+  lanes_.clear(), trials_.clear();
+  clear_draft_rows();
   int32_t row = 0;
   for (const LaneInput& in : inputs) {
     const auto count = static_cast<int32_t>(in.tokens.size());
     lanes_.push_back({in.slot, row, count, static_cast<int32_t>(state_.length(in.slot))});
     trials_.push_back({state_.lag(in.slot), in.tried});
-    const bool absorbed = state_.absorbed(in.slot) == in.tokens[0];
+    const int32_t waiting = state_.waiting(in.slot, in.tokens[0]);
     state_.append(in.slot, in.tokens);
     state_.try_rows(in.slot, in.tried);
     state_.caught_up(in.slot);
-    if (has_draft_head()) list_drafts(in, absorbed);
+    if (has_draft_head()) list_drafts(in, waiting);
     row += count;
   }
   place(rows, static_cast<int64_t>(lanes_.size()), static_cast<int64_t>(draws.size()),
@@ -89,20 +89,36 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
   draft_batch_.most_positions = batch_.most_positions;
 }
 
-// Of the last lane in lanes_.
-void Engine::list_drafts(const LaneInput& input, bool absorbed) {
+// Of the last lane in lanes_, whose tokens are in the history.
+void Engine::list_drafts(const LaneInput& input, int32_t waiting) {
   const Lane& lane = lanes_.back();
-  // The row before this forward waited for this lane's first token, unless it was absorbed when that was drawn; the
-  // lane's last row waits for the next forward, and tried rows for their verdict.
-  const bool waiting = lane.start > 0 && !absorbed;
-  const int32_t sure = lane.rows - input.tried, first = static_cast<int32_t>(draft_tokens_.size());
-  const int32_t count = sure - (waiting ? 0 : 1), start = lane.start - (waiting ? 1 : 0);
+  const int32_t sure = lane.rows - input.tried;
+  // The lane's last row waits for the next forward, and tried rows for their verdict.
+  int32_t count = waiting + sure - 1;
+  if (lane.rows == 1 && waiting < state_.waiting_rows()) {
+    count = 0;
+    state_.set_waiting(lane.slot, waiting + 1, -1);
+  } else {
+    state_.set_waiting(lane.slot, 1, -1);
+  }
+  add_draft_rows(lane, waiting, count, lane.start - waiting);
+}
+
+// `count` rows from position `start` on, whose next tokens are known: the first `waiting` from the slot's last stacks,
+// the others from the lane's first row on.
+void Engine::add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, int32_t start) {
+  const auto first = static_cast<int32_t>(draft_tokens_.size());
   draft_rows_.push_back({first, count, start});
-  if (count > 0) draft_lanes_.push_back({lane.slot, first, count, start});
-  const auto tokens = input.tokens.first(static_cast<size_t>(sure)).subspan(waiting ? 0 : 1);
-  draft_tokens_.insert(draft_tokens_.end(), tokens.begin(), tokens.end());
-  if (waiting) from_last_.push_back(lane.slot), from_stack_.push_back(-1);
-  for (int32_t r = 0; r + 1 < sure; ++r) from_last_.push_back(-1), from_stack_.push_back(lane.first_row + r);
+  if (count == 0) return;
+  draft_lanes_.push_back({lane.slot, first, count, start});
+  for (int32_t i = 0; i < count; ++i) {
+    const bool last = i < waiting;
+    from_last_.push_back(last ? lane.slot * static_cast<int32_t>(state_.waiting_rows()) + i : -1);
+    from_stack_.push_back(last ? -1 : lane.first_row + i - waiting);
+  }
+  const auto next = state_.tokens(lane.slot).subspan(static_cast<size_t>(start) + 1);
+  const auto known = std::min(next.size(), static_cast<size_t>(count));
+  draft_tokens_.insert(draft_tokens_.end(), next.begin(), next.begin() + static_cast<std::ptrdiff_t>(known));
 }
 
 void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
@@ -119,9 +135,17 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
   in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
   if (!has_draft_head()) return;
   fill_draft_rows();
-  auto* keep = in_.keep.host.as<int32_t>();
   for (size_t i = 0; i < lanes_.size(); ++i)
-    if (trials_[i].tried == 0) keep[lanes_[i].slot] = lanes_[i].first_row + lanes_[i].rows - 1;
+    if (trials_[i].tried == 0)
+      keep_stack(lanes_[i].slot, state_.waiting(lanes_[i].slot, -1) - 1, lanes_[i].first_row + lanes_[i].rows - 1);
+}
+
+void Engine::keep_stack(int32_t slot, int32_t place, int32_t row) {
+  in_.keep.host.as<int32_t>()[slot * state_.waiting_rows() + place] = row;
+}
+
+void Engine::clear_draft_rows() {
+  draft_rows_.clear(), draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
 }
 
 void Engine::fill_draft_rows() {

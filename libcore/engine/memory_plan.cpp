@@ -41,8 +41,9 @@ struct Term {
   uint64_t bytes;
   const char* way_out;
 };
-std::array<Term, 4> terms(const MemoryPlan& p) {
+std::array<Term, 5> terms(const MemoryPlan& p) {
   return {{{"weights", p.weights, "take a pack of fewer bits"},
+           {"expert lines", p.pools, "lower --expert-lines"},
            {"states and KV pages", p.states, "lower --parallel, --max-tokens or the prompt"},
            {"scratch", p.scratch, "lower --chunk-rows or --parallel"},
            {"workspaces", p.workspaces, "lower --chunk-rows or --parallel"}}};
@@ -63,18 +64,40 @@ MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, co
   plan.limit = limit;
   const Weights weights = Weights::load(headers, config, *backend, trusting);
   plan.weights = backend->device_bytes();
+  plan.lines = load.pools.lines;
+  if (weights.pools) {
+    plan.pools = weights.pools->device_bytes(), plan.host = weights.pools->host_bytes();
+    plan.weights -= plan.pools;
+  }
   Engine e(weights, *backend, engine);
   plan.states = e.state().bytes();
   plan.workspaces = e.workspace_bytes();
-  plan.scratch = backend->device_bytes() - plan.weights - plan.states - plan.workspaces;
+  plan.scratch = backend->device_bytes() - plan.weights - plan.pools - plan.states - plan.workspaces;
   return plan;
+}
+
+MemoryPlan plan_lines(const TensorSource& source, const ModelConfig& config, const LoadOptions& load,
+                      const EngineOptions& engine, uint64_t limit) {
+  LoadOptions with = load;
+  with.pools.lines = 0;
+  const MemoryPlan resident = plan_memory(source, config, with, engine, limit);
+  if (limit == 0 || resident.total() + kPlanReserve <= limit) return resident;
+  with.pools.lines = 1;
+  const MemoryPlan least = plan_memory(source, config, with, engine, limit);
+  const uint64_t taken = least.total() - least.pools + kPlanReserve;
+  const uint64_t room = limit > taken && least.pools > 0 ? (limit - taken) / least.pools : 0;
+  with.pools.lines = std::min(config.experts, static_cast<int64_t>(room));
+  return with.pools.lines <= 1 ? least : plan_memory(source, config, with, engine, limit);
 }
 
 std::string plan_text(const MemoryPlan& plan) {
   std::string out;
-  for (const Term& t : terms(plan)) out += fmt::format("{:<20} {:>9.3f} GiB\n", t.name, gib(t.bytes));
+  for (const Term& t : terms(plan))
+    if (t.bytes > 0) out += fmt::format("{:<20} {:>9.3f} GiB\n", t.name, gib(t.bytes));
   out += fmt::format("{:<20} {:>9.3f} GiB", "together", gib(plan.total()));
   out += plan.limit > 0 ? fmt::format(" of {:.3f} GiB\n", gib(plan.limit)) : "\n";
+  if (plan.lines > 0)
+    out += fmt::format("{} expert lines a layer; {:.3f} GiB of pinned host memory\n", plan.lines, gib(plan.host));
   return out;
 }
 

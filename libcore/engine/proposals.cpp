@@ -24,25 +24,29 @@ void Engine::place_proposal(int64_t rows, int64_t lanes, const std::vector<int64
 
 // `order` lists the proposals by falling depth, so that every step of the chain goes on with the first of its rows.
 void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const size_t> order) {
-  draft_rows_.clear(), draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
-  std::vector<int32_t> kept_rows;  // of the trunk
+  clear_draft_rows();
+  std::vector<int32_t> kept_rows, last_rows;  // of the trunk, of the draft head
   for (const Proposal& p : proposals) {
     const Lane& lane = lanes_[static_cast<size_t>(p.lane)];
-    const int32_t tried = trials_[static_cast<size_t>(p.lane)].tried, before = lane.rows - tried - 1;
+    const int32_t tried = trials_[static_cast<size_t>(p.lane)].tried;
     state_.keep(lane.slot, p.kept);
-    const int64_t length = state_.length(lane.slot);
+    const auto length = static_cast<int32_t>(state_.length(lane.slot));
     if (p.depth > 0) state_.reserve(lane.slot, length + p.depth - 1);
-    state_.set_absorbed(lane.slot, p.next);
     const auto first = static_cast<int32_t>(draft_tokens_.size());
-    draft_rows_.push_back({first, tried + 1, lane.start + before});
-    draft_lanes_.push_back({lane.slot, first, tried + 1, lane.start + before});
-    // Rows that were not kept go along, so that launches depend on what was tried alone: their places are free again.
-    const std::span<const int32_t> kept = state_.tokens(lane.slot).last(static_cast<size_t>(p.kept));
-    for (int32_t i = 0; i <= tried; ++i) {
-      draft_tokens_.push_back(i < p.kept ? kept[static_cast<size_t>(i)] : p.next);
-      from_last_.push_back(-1), from_stack_.push_back(lane.first_row + before + i);
+    if (tried > 0) {
+      // Rows that were not kept go along, so that launches depend on what was tried alone: their places are free again.
+      Lane rows = lane;
+      rows.first_row += lane.rows - tried - 1;
+      add_draft_rows(rows, 0, tried + 1, length - p.kept - 1);
+      last_rows.push_back(first + p.kept);
+    } else {
+      const int32_t waiting = state_.waiting(lane.slot, -1);
+      add_draft_rows(lane, waiting, waiting, length - waiting);
+      last_rows.push_back(first + waiting - 1);
     }
-    kept_rows.push_back(lane.first_row + before + p.kept);
+    draft_tokens_.resize(from_last_.size(), p.next);
+    state_.set_waiting(lane.slot, 1, p.next);
+    kept_rows.push_back(lane.first_row + lane.rows - 1 - tried + p.kept);
   }
   std::vector<int64_t> step_lanes;
   for (int32_t j = 0; j < (order.empty() ? 0 : proposals[order[0]].depth); ++j)
@@ -50,7 +54,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
         std::count_if(proposals.begin(), proposals.end(), [&](const Proposal& p) { return p.depth > j; }));
   place_proposal(static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()), step_lanes);
   fill_draft_rows();
-  for (size_t i = 0; i < proposals.size(); ++i) in_.keep.host.as<int32_t>()[draft_lanes_[i].slot] = kept_rows[i];
+  for (size_t i = 0; i < proposals.size(); ++i) keep_stack(draft_lanes_[i].slot, 0, kept_rows[i]);
   in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
   auto* params = reinterpret_cast<SampleParams*>(in_.params.host.data);
   for (size_t j = 0; j < chain_.size(); ++j) {
@@ -62,8 +66,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
       const auto length = static_cast<int32_t>(state_.length(slot)), ahead = static_cast<int32_t>(j);
       // Row length - 1 takes the token that follows the sequence and proposes the one behind it.
       step.lanes.push_back({slot, i, 1, length - 1 + ahead});
-      if (j == 0)
-        in_.first_drafts.host.as<int32_t>()[i] = draft_lanes_[order[static_cast<size_t>(i)]].first_row + p.kept;
+      if (j == 0) in_.first_drafts.host.as<int32_t>()[i] = last_rows[order[static_cast<size_t>(i)]];
       *params = p.params;
       params++->position = length + 1 + ahead;
     }
@@ -82,6 +85,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
+  if (weights_.pools) weights_.pools->begin(draft_batch_.rows, config().experts_per_token, 0);
   absorb_drafts();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
@@ -121,7 +125,8 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   key.draft_steps = static_cast<int64_t>(chain_.size()), key.greedy = greedy;
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
-  run_round(key, even, [&] { launch_proposal(valid, greedy); });
+  const bool usual = key.draft_rows <= batch_.rows;  // no rows that waited
+  run_round(key, even && usual, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
   stream_->synchronize();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
@@ -131,13 +136,15 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
 }
 
 void Engine::settle(int32_t slot) {
-  if (state_.lag(slot) == 0) return;
-  draft_rows_.clear(), draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
+  const int32_t waiting = state_.waiting(slot, -1), lag = state_.lag(slot);
+  if (lag == 0 && waiting <= 1) return;
+  clear_draft_rows();
   lanes_ = {{slot, 0, 0, static_cast<int32_t>(state_.length(slot))}};
-  trials_ = {{state_.lag(slot), 0}};
-  place(0, 1, 0, 0, 0);
+  trials_ = {{lag, 0}};
+  if (waiting > 1) add_draft_rows(lanes_[0], waiting, waiting - 1, lanes_[0].start - waiting);
+  place(0, 1, 0, static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
   in_.lanes.fill(lanes_.data(), 1);
-  in_.trials.fill(trials_.data(), 1);
+  if (options_.state.trials > 0) in_.trials.fill(trials_.data(), 1);
   in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
   if (has_draft_head()) fill_draft_rows();
   staging_.send(*stream_);
@@ -145,7 +152,7 @@ void Engine::settle(int32_t slot) {
   batch_.trials = in_.trials.device;
   const auto none = [](const View& v) { return v.rows(0, 0); };
   size_t ple = 0;
-  for (int64_t l = 0; l < config().layers(); ++l) {
+  for (int64_t l = 0; l < config().layers() && lag > 0; ++l) {
     const Layer& layer = weights_.layers[static_cast<size_t>(l)];
     if (layer.ple)
       backend_.ple_mix(*stream_, layer.ple->ops, batch_, none(a_.ple_key), none(a_.ple_value), state_.ple(ple++),
@@ -155,6 +162,12 @@ void Engine::settle(int32_t slot) {
                    none(a_.gdn_out));
   }
   state_.caught_up(slot);
+  if (waiting <= 1) return;
+  draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
+  absorb_drafts();
+  const int64_t first = slot * state_.waiting_rows();
+  backend_.copy(*stream_, state_.last_stacks().rows(first, 1), state_.last_stacks().rows(first + waiting - 1, 1));
+  state_.set_waiting(slot, 1, -1);
 }
 
 }  // namespace fnx

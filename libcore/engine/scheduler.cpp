@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
 
@@ -23,6 +24,8 @@ struct Active {
   // Of the last round: its lane and first draw, the drafts that it kept, whether the answer has ended.
   int32_t lane = 0, first_draw = -1, kept = 0;
   std::optional<Finish> end;
+  // No generated token is in the state.
+  bool feed_is_first() const { return generated <= 1; }
 };
 
 // The last generated token is never fed back.
@@ -45,23 +48,23 @@ class Run {
       : engine_(engine), requests_(requests), o_(options), events_(events), policy_(options.draft) {
     const int64_t vocab = engine.config().vocab_size;
     valid_ = o_.valid_ids > 0 ? std::min(o_.valid_ids, vocab) : vocab;
-    stats_.first_token_ns.assign(requests.size(), 0);
+    stats_.first_token_ns.assign(requests.size(), 0), stats_.started_ns.assign(requests.size(), 0);
+    progress_.resize(requests.size());
     for (const Request& r : requests) {
+      if (r.reuse_tokens > 0) ++snapshots_[{r.reuse_of, r.reuse_tokens}].users;
       if (r.prompt.empty()) throw Error(ErrorKind::Input, "a prompt without tokens: give at least one");
       prompt_total_ += static_cast<int64_t>(r.prompt.size());
     }
   }
 
   SchedulerStats run() {
-    while (next_ < requests_.size() || !active_.empty()) {
+    while (started_ < requests_.size() || !active_.empty()) {
       if (events_.stop && events_.stop()) {
         interrupt();
         break;
       }
-      while (next_ < requests_.size() && static_cast<int64_t>(active_.size()) < o_.parallel) {
-        active_.push_back({next_, engine_.state().open()});
-        ++next_;
-      }
+      for (size_t i = 0; i < requests_.size() && static_cast<int64_t>(active_.size()) < o_.parallel; ++i)
+        if (progress_[i] == Progress::Waits && ready(requests_[i])) start(i);
       step();
     }
     return std::move(stats_);
@@ -73,13 +76,50 @@ class Run {
 
   void interrupt() {
     for (const Active& a : active_) close(a, Finish::Interrupted);
-    for (; next_ < requests_.size(); ++next_)
-      if (events_.finished) events_.finished(next_, Finish::Interrupted);
+    for (size_t i = 0; i < requests_.size(); ++i)
+      if (progress_[i] == Progress::Waits && events_.finished) events_.finished(i, Finish::Interrupted);
+  }
+
+  // Sources come earlier in the list, so one of those that wait is always ready when none runs.
+  bool ready(const Request& r) const {
+    return r.reuse_tokens == 0 || snapshots_.at({r.reuse_of, r.reuse_tokens}).saved ||
+           progress_[r.reuse_of] == Progress::Ended;
+  }
+
+  void start(size_t i) {
+    stats_.started_ns[i] = now_ns() - began_;
+    const Request& r = requests_[i];
+    Active a;
+    a.request = i;
+    const auto it = r.reuse_tokens > 0 ? snapshots_.find({r.reuse_of, r.reuse_tokens}) : snapshots_.end();
+    if (it != snapshots_.end() && it->second.saved) {
+      a.slot = engine_.state().restore(*it->second.saved);
+      a.prompt_done = static_cast<size_t>(r.reuse_tokens);
+      prompt_done_ += r.reuse_tokens;
+      ++stats_.reused_requests, stats_.reused_tokens += r.reuse_tokens;
+    } else {
+      a.slot = engine_.state().open();
+    }
+    if (it != snapshots_.end() && --it->second.users == 0) it->second.saved.reset();
+    active_.push_back(std::move(a));
+    progress_[i] = Progress::Runs;
+    ++started_;
+  }
+
+  void save_prompts() {
+    for (const Active& a : active_) {
+      const auto it = snapshots_.find({a.request, static_cast<int64_t>(a.prompt_done)});
+      if (it == snapshots_.end() || it->second.saved || it->second.users == 0 || !a.feed_is_first()) continue;
+      engine_.settle(a.slot);
+      it->second.saved.emplace(engine_.state().save(a.slot));
+      ++stats_.snapshots, stats_.snapshot_bytes += it->second.saved->bytes();
+    }
   }
 
   void close(const Active& a, Finish why) {
     if (events_.closing && why != Finish::Interrupted) events_.closing(a.request, a.slot);
     engine_.state().close(a.slot);
+    progress_[a.request] = Progress::Ended;
     policy_.forget(a.request);
     if (events_.finished) events_.finished(a.request, why);
   }
@@ -102,6 +142,7 @@ class Run {
       draft();
       draft_ns_ = now_ns() - verified;
     }
+    save_prompts();
     size_t going = 0;
     for (size_t i = 0; i < active_.size(); ++i)
       if (active_[i].end)
@@ -122,7 +163,10 @@ class Run {
       a.lane = static_cast<int32_t>(lanes_.size()), a.first_draw = -1;
       int32_t first_drawn = 0;
       if (a.prompt_done < r.prompt.size()) {
-        const size_t n = std::min<size_t>(o_.chunk_rows, r.prompt.size() - a.prompt_done);
+        size_t end = r.prompt.size();
+        for (const int64_t at : r.save_at)
+          if (static_cast<size_t>(at) > a.prompt_done) end = std::min(end, static_cast<size_t>(at));
+        const size_t n = std::min<size_t>(o_.chunk_rows, end - a.prompt_done);
         lanes_.push_back({a.slot, std::span(r.prompt).subspan(a.prompt_done, n)});
         a.prompt_done += n;
         any_prompt = true;
@@ -257,7 +301,15 @@ class Run {
   SchedulerStats stats_;
   int64_t valid_ = 0, prompt_total_ = 0, prompt_done_ = 0;
   const double began_ = now_ns();
-  size_t next_ = 0;
+  // What requests go on from: (source, tokens). Dropped when the last of its users has started.
+  struct Saved {
+    int64_t users = 0;
+    std::optional<Snapshot> saved;
+  };
+  enum class Progress : uint8_t { Waits, Runs, Ended };
+  std::map<std::pair<size_t, int64_t>, Saved> snapshots_;
+  std::vector<Progress> progress_;
+  size_t started_ = 0;
   std::vector<Active> active_;
   std::vector<LaneInput> lanes_;
   std::vector<Draw> draws_;
@@ -288,9 +340,31 @@ StateOptions state_for(std::span<const Request> requests, int64_t parallel, int6
   return s;
 }
 
+void plan_reuse(std::span<Request> requests, int64_t least) {
+  for (size_t j = 0; j < requests.size(); ++j) {
+    Request& r = requests[j];
+    for (size_t i = 0; i < j; ++i) {
+      const std::vector<int32_t>& other = requests[i].prompt;
+      const auto shared = std::mismatch(r.prompt.begin(), r.prompt.end() - 1, other.begin(), other.end());
+      const auto length = static_cast<int64_t>(shared.first - r.prompt.begin());
+      if (length >= least && length > r.reuse_tokens) r.reuse_of = i, r.reuse_tokens = length;
+    }
+    if (r.reuse_tokens == 0) continue;
+    std::vector<int64_t>& at = requests[r.reuse_of].save_at;
+    const auto place = std::lower_bound(at.begin(), at.end(), r.reuse_tokens);
+    if (place == at.end() || *place != r.reuse_tokens) at.insert(place, r.reuse_tokens);
+  }
+}
+
 SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, const SchedulerOptions& options,
                             const SchedulerEvents& events) {
   const EngineOptions& e = engine.options();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Request& r = requests[i];
+    if (r.reuse_tokens != 0 && (r.reuse_of >= i || r.reuse_tokens >= static_cast<int64_t>(r.prompt.size())))
+      throw Error(ErrorKind::Internal,
+                  fmt::format("request {} goes on from {} tokens of request {}", i, r.reuse_tokens, r.reuse_of));
+  }
   if (options.draft.most < 0 || options.draft.most > std::min<int64_t>(kMostDrafts, e.state.trials) ||
       (options.draft.most > 0 && !engine.has_draft_head()))
     throw Error(ErrorKind::Internal, fmt::format("{} drafts a round: the engine can take back {}", options.draft.most,

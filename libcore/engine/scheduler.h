@@ -16,6 +16,11 @@ struct Request {
   int64_t max_tokens = 128;       // to generate
   std::vector<int32_t> stop_ids;  // generation ends with the first of these, which is kept
   SampleParams sampling;          // `stream` and `position` are set by the scheduler
+  // Prompt lengths, ascending, at which later requests go on; and the request, earlier in the list, and the length from
+  // which this one does. A source that ended before it came so far is done without.
+  std::vector<int64_t> save_at;
+  size_t reuse_of = 0;
+  int64_t reuse_tokens = 0;  // 0: none; below the prompt's length
 };
 
 enum class Finish : uint8_t { Length, Stop, Interrupted };
@@ -50,12 +55,18 @@ struct SchedulerStats {
   int64_t selecting_rows = 0;  // rows with more complete index blocks than their budget: attention is sparse there
   std::vector<double> prompt_ns, decode_ns;  // one sample a forward; a forward with any prompt row counts as prompt
   std::vector<double> first_token_ns;        // one a request, from the start of the run
-  int64_t drafted = 0, drafts_kept = 0;      // tokens; decode_rows counts rows that stayed
-  std::vector<DraftRound> draft_rounds;      // decode rounds without prompts in order, when drafting
+  std::vector<double> started_ns;            // one a request, likewise
+  int64_t snapshots = 0, reused_requests = 0, reused_tokens = 0;
+  uint64_t snapshot_bytes = 0;           // of all of them; what nobody goes on from any more is dropped
+  int64_t drafted = 0, drafts_kept = 0;  // tokens; decode_rows counts rows that stayed
+  std::vector<DraftRound> draft_rounds;  // decode rounds without prompts in order, when drafting
 };
 
 // Number of tokens that the KV pool needs for these requests: pass to StateOptions.
 StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions);
+
+// Lets every request go on from the longest prefix, of `least` tokens or more, that it shares with an earlier one.
+void plan_reuse(std::span<Request> requests, int64_t least);
 
 SchedulerStats run_requests(Engine& engine, std::span<const Request> requests, const SchedulerOptions& options,
                             const SchedulerEvents& events);

@@ -44,7 +44,7 @@ StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream
     ple_.push_back(make(DType::F32, {slots, ple_rows, config.streams * config.hidden_size}));
   if (options.draft_head) {
     kv_.push_back(qsa_cache());
-    last_stack_ = make(DType::F32, {slots, config.streams, config.hidden_size});
+    last_stack_ = make(DType::F32, {slots * waiting_rows(), config.streams, config.hidden_size});
   }
   table_width_ = std::min(pages_, divide_up(options.max_tokens, page_tokens_));
   table_.resize(slots * table_width_);
@@ -78,7 +78,7 @@ int32_t StatePool::open() {
   for (const GdnState& s : gdn_) clear(s.conv), clear(s.delta);
   for (const KvCache& kv : kv_) clear(kv.raw_keys);
   for (const View& v : ple_) clear(v);
-  clear(last_stack_);
+  if (last_stack_) backend_.clear(stream_, last_stack_.rows(slot * waiting_rows(), waiting_rows()));
   return slot;
 }
 
@@ -131,33 +131,23 @@ void StatePool::keep(int32_t slot, int32_t kept) {
   s.lag = kept, s.on_trial = 0;
 }
 
-void StatePool::dump_view(const View& v, std::vector<std::byte>& out) const {
-  const size_t at = out.size();
-  out.resize(at + v.bytes());
-  View host = v;
-  host.space = Space::Host, host.data = out.data() + at;
-  backend_.copy(stream_, host, v);
-}
-
-std::vector<std::byte> StatePool::dump(int32_t slot) const {
-  std::vector<std::byte> out;
+void StatePool::each_part(int32_t slot, const std::function<void(const View&)>& part) const {
   const Sequence& s = sequences_[slot];
-  if (s.on_trial > 0 || s.lag > 0) throw Error(ErrorKind::Internal, "a dump of a state that lags behind its tokens");
+  if (s.on_trial > 0 || s.lag > 0 || s.waiting > 1)
+    throw Error(ErrorKind::Internal, "a state that lags behind its tokens is not whole");
   const auto rows_of = [&](const View& v, int64_t first, int64_t count) {
     View slot_rows = v.rows(slot, 1);
     slot_rows = slot_rows.reshape({v.shape[1], slot_rows.size() / v.shape[1]});
-    if (count > 0) dump_view(slot_rows.rows(first, count), out);
+    if (count > 0) part(slot_rows.rows(first, count));
   };
-  const auto* ids = reinterpret_cast<const std::byte*>(s.tokens.data());
-  out.assign(ids, ids + s.tokens.size() * sizeof(int32_t));
   for (const GdnState& g : gdn_)
     if (g.delta) {
-      dump_view(g.delta.rows(slot, 1), out);
+      part(g.delta.rows(slot, 1));
       if (g.conv.size() > 0) rows_of(g.conv, 0, g.conv.shape[1] - options_.trials);
     }
   for (const View& v : ple_)
     if (v.size() > 0) rows_of(v, 0, v.shape[1] - options_.trials);
-  if (last_stack_) dump_view(last_stack_.rows(slot, 1), out);
+  if (last_stack_) part(last_stack_.rows(slot * waiting_rows(), 1));
   for (size_t i = 0; i < kv_.size(); ++i) {
     const KvCache& kv = kv_[i];
     if (!kv.keys) continue;
@@ -171,15 +161,64 @@ std::vector<std::byte> StatePool::dump(int32_t slot) const {
       const auto in_page = [&](const View& v, int64_t rows) {
         View page = v.rows(s.pages[p], 1);
         page = page.reshape({v.shape[1], page.size() / v.shape[1]});
-        dump_view(page.rows(0, rows), out);
+        part(page.rows(0, rows));
       };
       in_page(kv.keys, n), in_page(kv.values, n);
       if (const int64_t b = std::min(blocks, per_page); b > 0) in_page(kv.index_keys, b);
       blocks -= per_page;
     }
   }
+}
+
+std::vector<std::byte> StatePool::dump(int32_t slot) const {
+  const std::vector<int32_t>& tokens = sequences_[slot].tokens;
+  const auto* ids = reinterpret_cast<const std::byte*>(tokens.data());
+  std::vector<std::byte> out(ids, ids + tokens.size() * sizeof(int32_t));
+  const std::vector<std::byte> states = save(slot).states;
+  out.insert(out.end(), states.begin(), states.end());
+  return out;
+}
+
+Snapshot StatePool::save(int32_t slot) const {
+  Snapshot out;
+  out.tokens = sequences_[slot].tokens;
+  size_t bytes = 0;
+  each_part(slot, [&](const View& v) { bytes += static_cast<size_t>(v.bytes()); });
+  out.states.resize(bytes);
+  std::byte* to = out.states.data();
+  each_part(slot, [&](const View& v) {
+    View host = v;
+    host.space = Space::Host, host.data = to;
+    backend_.copy(stream_, host, v);
+    to += v.bytes();
+  });
   stream_.synchronize();
   return out;
+}
+
+int32_t StatePool::restore(const Snapshot& snapshot) {
+  const int32_t slot = open();
+  try {
+    append(slot, snapshot.tokens);
+    set_waiting(slot, snapshot.tokens.empty() ? 0 : 1, -1);
+    size_t bytes = 0;
+    each_part(slot, [&](const View& v) { bytes += static_cast<size_t>(v.bytes()); });
+    if (bytes != snapshot.states.size())
+      throw Error(ErrorKind::Input, fmt::format("a snapshot of {} tokens has {} bytes of states, this model needs {}",
+                                                snapshot.tokens.size(), snapshot.states.size(), bytes));
+  } catch (...) {
+    close(slot);
+    throw;
+  }
+  auto* from = const_cast<std::byte*>(snapshot.states.data());
+  each_part(slot, [&](const View& v) {
+    View host = v;
+    host.space = Space::Host, host.data = from;
+    backend_.copy(stream_, v, host);
+    from += v.bytes();
+  });
+  stream_.synchronize();
+  return slot;
 }
 
 }  // namespace fnx

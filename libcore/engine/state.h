@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,13 @@ struct StateOptions {
   DType kv_dtype = DType::F32;  // F32 or BF16
   bool draft_head = false;      // also the draft head's caches
   int64_t trials = 0;           // most rows of a forward that a sequence may take back
+};
+
+// Everything that defines a sequence, on the host.
+struct Snapshot {
+  std::vector<int32_t> tokens;
+  std::vector<std::byte> states;  // in the order of StatePool::dump
+  uint64_t bytes() const { return tokens.size() * sizeof(int32_t) + states.size(); }
 };
 
 // Owned by one engine; not thread-safe.
@@ -42,9 +50,18 @@ class StatePool {
   // Rows that the states lag behind the tokens: the next forward's first work, which calls caught_up().
   int32_t lag(int32_t slot) const { return sequences_[slot].lag; }
   void caught_up(int32_t slot) { sequences_[slot].lag = 0; }
-  // The token with which the draft head absorbed the sequence's last row; -1: it waits.
-  int32_t absorbed(int32_t slot) const { return sequences_[slot].absorbed; }
-  void set_absorbed(int32_t slot, int32_t token) { sequences_[slot].absorbed = token; }
+  // Rows at the sequence's end that the draft head has not absorbed when `token` follows, -1: any; at most
+  // waiting_rows().
+  int32_t waiting(int32_t slot, int32_t token) const {
+    const Sequence& s = sequences_[slot];
+    return s.absorbed >= 0 && s.absorbed == token ? 0 : s.waiting;
+  }
+  // As many wait now. One row may have been absorbed with the token that was drawn, -1: it was not.
+  void set_waiting(int32_t slot, int32_t rows, int32_t absorbed) {
+    sequences_[slot].waiting = rows, sequences_[slot].absorbed = absorbed;
+  }
+  // Where rows may be tried plain rounds let rows wait, so that one pass of the draft head serves many.
+  int64_t waiting_rows() const { return options_.trials > 0 ? kMostWaiting : 1; }
 
   int64_t length(int32_t slot) const { return static_cast<int64_t>(sequences_[slot].tokens.size()); }
   std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
@@ -60,21 +77,29 @@ class StatePool {
   const KvCache& kv(int64_t layer) const { return kv_[layer]; }
   const KvCache& draft_kv() const { return kv_.back(); }
   View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation + trials, n * H]
-  View last_stacks() const { return last_stack_; }      // F32 [slots, n, H]; with a draft head
+  // F32 [slots * waiting_rows(), n, H]: stacks of rows that wait for the draft head, and that of the last row first
+  // when none but that waits.
+  View last_stacks() const { return last_stack_; }
 
   // Every byte that defines the sequence, in one order that does not depend on where its pages lie. Its states must not
   // lag.
   std::vector<std::byte> dump(int32_t slot) const;
+  // The same as a thing to go on from, any number of times. Waits for the device.
+  Snapshot save(int32_t slot) const;
+  // Opens a sequence that goes on where the snapshot stands. Throws as open() and append() do, and Input for a snapshot
+  // of another shape.
+  int32_t restore(const Snapshot& snapshot);
 
  private:
+  static constexpr int64_t kMostWaiting = 16;
   struct Sequence {
     bool open = false;
     std::vector<int32_t> tokens;
     std::vector<int32_t> pages;
-    int32_t on_trial = 0, lag = 0, absorbed = -1;
+    int32_t on_trial = 0, lag = 0, waiting = 0, absorbed = -1;
   };
   View make(DType dtype, std::initializer_list<int64_t> dims);
-  void dump_view(const View& v, std::vector<std::byte>& out) const;
+  void each_part(int32_t slot, const std::function<void(const View&)>& part) const;
 
   const ModelConfig& config_;
   Backend& backend_;

@@ -174,7 +174,7 @@ class Loader {
       m.shared_up = linear(sp + ".up_proj", h, c_.shared_expert_size);
       m.shared_down = linear(sp + ".down_proj", c_.shared_expert_size, h);
     }
-    m.experts = backend_.load_experts(std::move(experts));
+    m.experts = backend_.load_experts(std::move(experts), options_.pools.lines > 0 ? c_.experts : 0);
     return m;
   }
 
@@ -282,6 +282,8 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   if (w.shard.world > 1 && (config.experts == 0 || config.experts % w.shard.world != 0))
     throw Error(ErrorKind::Unsupported, fmt::format("{} experts do not divide among {} ranks; choose another --tp",
                                                     config.experts, w.shard.world));
+  if (w.shard.world > 1 && options.pools.lines > 0)
+    throw Error(ErrorKind::Unsupported, "several ranks do not offload experts yet; use 0 expert lines or one rank");
   Loader load(source, backend, options, w);
   const std::string root = text_root(source);
   const bool draft = options.draft_head && config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden");
@@ -310,6 +312,12 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   if (draft_here) {
     w.mtp.emplace(load.mtp());
     done(total);
+  }
+  if (options.pools.lines > 0) {
+    std::vector<ExpertBank*> banks;
+    for (const Layer& l : w.layers) banks.push_back(l.moe.experts.get());
+    if (w.mtp) banks.push_back(w.mtp->layer.moe.experts.get());
+    w.pools = std::make_unique<ExpertPools>(backend, std::move(banks), options.pools);
   }
   return w;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "libcore/engine/expert_pools.h"
 #include "libcore/engine/ngram.h"
 #include "libcore/format/model_config.h"
 #include "libcore/format/ngram_table.h"
@@ -71,6 +72,7 @@ struct MtpHead {
 
 struct LoadOptions {
   bool draft_head = true;         // load mtp.* when the checkpoint has it
+  ExpertPoolsOptions pools;       // lines above 0: routed experts go to pinned host memory
   bool accept_raw_norms = false;  // skip the check of raw_norm_problems (libcore/format/pack_survey.h)
   Shard shard;
   bool plant_shard_plan = false;  // a fault for tests: the head's shard is summed in two halves
@@ -87,7 +89,8 @@ struct Weights {
   std::optional<MtpHead> mtp;
   bool has_draft_head = false;  // on some rank
   Shard shard;
-  std::vector<Buffer> buffers;  // owns what the views above show
+  std::unique_ptr<ExpertPools> pools;  // of every layer, the draft head's last; null when every expert is on the device
+  std::vector<Buffer> buffers;         // owns what the views above show
 
   // Throws Input naming the tensor for everything missing, misshapen or contradicting the config. `progress` is called
   // with layers done and their number.

@@ -14,26 +14,19 @@ class Recording : public RecordingBackend {
   explicit Recording(Backend& inner) : inner_(inner) {}
 
   void start() override {
-    groups_.clear();
+    names_.clear(), calls_.clear();
     recording_ = true;
   }
-  std::vector<OperationTime> times(Stream& stream, int repeats) override {
+  RoundTimes times(Stream& stream, int repeats, bool in_round) override {
     recording_ = false;
-    std::vector<OperationTime> out;
-    for (const Group& g : groups_) {
-      const auto all = [&] {
-        for (const auto& call : g.calls) call(stream);
-      };
-      const std::unique_ptr<Graph> graph = inner_.capture(stream, all);
-      std::vector<double> samples;
-      for (int i = 0; i < repeats + 1; ++i) {
-        stream.synchronize();
-        const double began = now_ns();
-        for (int j = 0; j < kBurst; ++j) graph ? graph->launch(stream) : all();
-        stream.synchronize();
-        if (i > 0) samples.push_back((now_ns() - began) / 1e9 / kBurst);
-      }
-      out.push_back({g.name, static_cast<int64_t>(g.calls.size()), median(samples)});
+    RoundTimes out;
+    out.whole = time(stream, repeats, [](size_t) { return true; });
+    for (size_t group = 0; group < names_.size(); ++group) {
+      const auto count = std::count_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.group == group; });
+      OperationTime& t = out.operations.emplace_back(time(stream, repeats, [&](size_t g) { return g == group; }));
+      t.name = names_[group], t.calls = count;
+      if (in_round)
+        t.in_round = out.whole.seconds - time(stream, repeats, [&](size_t g) { return g != group; }).seconds;
     }
     return out;
   }
@@ -42,7 +35,15 @@ class Recording : public RecordingBackend {
   DType kv_dtype() const override { return inner_.kv_dtype(); }
   std::unique_ptr<Stream> make_stream() override { return inner_.make_stream(); }
   std::unique_ptr<Event> make_event() override { return inner_.make_event(); }
+  std::unique_ptr<Event> make_timed_event() override { return inner_.make_timed_event(); }
+  double elapsed_ns(Event& from, Event& to) override { return inner_.elapsed_ns(from, to); }
   void record(Stream& s, Event& e) override { inner_.record(s, e); }
+  void wait(Stream& s, Event& e) override { inner_.wait(s, e); }
+  void fill(Stream& s, ExpertBank& bank, int32_t expert, View line) override { inner_.fill(s, bank, expert, line); }
+  void serve(Stream& s, ExpertBank& bank, std::span<const ServedExpert> served) override {
+    inner_.serve(s, bank, served);
+  }
+  void check_served(Stream& s, const ExpertBank& bank) override { inner_.check_served(s, bank); }
   Buffer allocate(size_t bytes, Space space) override { return inner_.allocate(bytes, space); }
   uint64_t device_bytes() const override { return inner_.device_bytes(); }
   void reserve(Stream& s, const std::function<void()>& calls) override { inner_.reserve(s, calls); }
@@ -50,8 +51,8 @@ class Recording : public RecordingBackend {
     return inner_.capture(s, calls);
   }
   std::unique_ptr<Linear> load_linear(LinearSource source) override { return inner_.load_linear(std::move(source)); }
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override {
-    return inner_.load_experts(std::move(experts));
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override {
+    return inner_.load_experts(std::move(experts), pooled);
   }
   void copy(Stream& s, View dst, View src) override { inner_.copy(s, dst, src); }
   void clear(Stream& s, View dst) override { inner_.clear(s, dst); }
@@ -79,11 +80,11 @@ class Recording : public RecordingBackend {
   void add(Stream& s, int64_t repeat, View a, View b, View out) override {
     run(s, "add", [=, this](Stream& t) { inner_.add(t, repeat, a, b, out); });
   }
-  void hc_mix(Stream& s, const HcWeights& w, View stack, View u, View inj) override {
-    run(s, "hc_mix", [=, this](Stream& t) { inner_.hc_mix(t, w, stack, u, inj); });
+  void hc_mix(Stream& s, const HcWeights& w, const Injection& lacking, View stack, View u, View inj) override {
+    run(s, "hc_mix", [=, this](Stream& t) { inner_.hc_mix(t, w, lacking, stack, u, inj); });
   }
-  void hc_inject(Stream& s, View inj, View y, View stack) override {
-    run(s, "hc_inject", [=, this](Stream& t) { inner_.hc_inject(t, inj, y, stack); });
+  void hc_inject(Stream& s, const Injection& lacking, View stack) override {
+    run(s, "hc_inject", [=, this](Stream& t) { inner_.hc_inject(t, lacking, stack); });
   }
   void gdn(Stream& s, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a, const GdnState& state,
            View out) override {
@@ -132,21 +133,43 @@ class Recording : public RecordingBackend {
 
  private:
   static constexpr int kBurst = 4;  // rounds between two readings of the clock
-  struct Group {
-    std::string name;
-    std::vector<std::function<void(Stream&)>> calls;
+  struct Call {
+    size_t group = 0;  // index of its name
+    std::function<void(Stream&)> run;
   };
   void run(Stream& s, const std::string& name, std::function<void(Stream&)> call) {
     call(s);
     if (!recording_) return;
-    auto it = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.name == name; });
-    if (it == groups_.end()) it = groups_.insert(groups_.end(), Group{name, {}});
-    it->calls.push_back(std::move(call));
+    const auto it = std::find(names_.begin(), names_.end(), name);
+    const auto group = static_cast<size_t>(it - names_.begin());
+    if (it == names_.end()) names_.push_back(name);
+    calls_.push_back({group, std::move(call)});
+  }
+  // Of the calls of those groups, in the order of the round.
+  OperationTime time(Stream& stream, int repeats, const std::function<bool(size_t)>& takes) {
+    const auto all = [&] {
+      for (const Call& c : calls_)
+        if (takes(c.group)) c.run(stream);
+    };
+    const std::unique_ptr<Graph> graph = inner_.capture(stream, all);
+    std::vector<double> samples;
+    for (int i = 0; i < repeats + 1; ++i) {
+      stream.synchronize();
+      const double began = now_ns();
+      for (int j = 0; j < kBurst; ++j) graph ? graph->launch(stream) : all();
+      stream.synchronize();
+      if (i > 0) samples.push_back((now_ns() - began) / 1e9 / kBurst);
+    }
+    OperationTime t;
+    t.seconds = median(samples);
+    if (graph) t.launches = graph->launches();
+    return t;
   }
 
   Backend& inner_;
   bool recording_ = false;
-  std::vector<Group> groups_;
+  std::vector<std::string> names_;
+  std::vector<Call> calls_;
 };
 
 }  // namespace

@@ -244,6 +244,57 @@ TEST_CASE("cuda: failed captures are counted, paused and change no bit") {
   CHECK(injected.graphs.captures >= 1);
 }
 
+// A sequence of one token a round.
+class Decoding {
+ public:
+  explicit Decoding(Engine& engine) : engine_(engine), slot_(engine.state().open()) {}
+  ~Decoding() { engine_.state().close(slot_); }
+  // Draws from ids below `valid`, which is part of a recorded round's key.
+  void step(int64_t valid) {
+    const LaneInput lane{slot_, {&token_, 1}};
+    const Draw draw{0, {}};
+    token_ = engine_.round({&lane, 1}, {&draw, 1}, valid)[0];
+  }
+
+ private:
+  Engine& engine_;
+  int32_t slot_, token_ = 17;
+};
+
+TEST_CASE("cuda: 1000 replays, 50 recordings of new keys and 50 engines with recordings leave device memory flat") {
+  if (no_gpu()) return;
+  {
+    const auto engine = tiny_engine(1, 1300, true, 16, DType::BF16, On::Cuda, true);
+    Decoding sequence(*engine);
+    for (int i = 0; i < 3; ++i) sequence.step(4007);
+    uint64_t before = free_device_bytes();
+    for (int i = 0; i < 1000; ++i) sequence.step(4007);
+    CHECK(free_device_bytes() == before);
+    CHECK(engine->graph_counters().replays >= 1000);
+    // More keys than are kept: from then on each recording drops one.
+    for (int i = 0; i < 80; ++i) sequence.step(4006 - i);
+    before = free_device_bytes();
+    const uint64_t counted = engine->graph_counters().bytes;
+    const int64_t captures = engine->graph_counters().captures;
+    for (int i = 0; i < 50; ++i) sequence.step(3900 - i);
+    CHECK(engine->graph_counters().captures == captures + 50);
+    CHECK(engine->graph_counters().bytes <= counted);
+    CHECK(free_device_bytes() == before);
+  }
+  uint64_t before = 0;
+  for (int i = 0; i <= 50; ++i) {
+    {
+      const auto engine = tiny_engine(1, 64, true, 16, DType::BF16, On::Cuda, true);
+      Decoding sequence(*engine);
+      for (int round = 0; round < 4; ++round) sequence.step(4007);
+      CHECK(engine->graph_counters().captures >= 1);
+      CHECK(engine->graph_counters().replays >= 1);
+    }
+    if (i == 0) before = free_device_bytes();
+  }
+  CHECK(free_device_bytes() == before);
+}
+
 TEST_CASE("cuda: a device memory limit that is too small refuses with the bytes asked, in use and the limit") {
   if (no_gpu()) return;
   CudaOptions o;

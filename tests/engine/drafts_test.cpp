@@ -22,6 +22,7 @@ struct Case {
   DType kv = DType::F32;
   bool graphs = false, automatic = false;
   int64_t inject = 0, max_tokens = 16;
+  bool idle = false;  // could take rows back and drafts none
 };
 
 struct Outcome {
@@ -80,7 +81,7 @@ Outcome run(const Case& c, const Outcome* plain = nullptr) {
   SchedulerOptions options;
   options.chunk_rows = 16;
   options.parallel = c.sequences;
-  options.draft.most = c.depth, options.draft.fixed = !c.automatic;
+  options.draft.most = c.idle ? 0 : c.depth, options.draft.fixed = !c.automatic;
   out.stats = run_requests(engine, requests, options, events);
   out.graphs = engine.graph_counters();
   return out;
@@ -147,6 +148,18 @@ void automatic_equals_plain(On on, DType kv, bool graphs) {
       plain_rounds += round.depth == 0;
     }
     CHECK(plain_rounds >= 2);
+  }
+}
+
+// Rows wait for the draft head, are absorbed many at a time, and the last ones by settle().
+void idle_equals_plain(On on, DType kv, bool graphs) {
+  for (const int64_t max_tokens : {2, 15, 16, 17, 18, 40}) {
+    CAPTURE(max_tokens);
+    Case c{2, 4, kOwn, 0, on, kv, graphs};
+    c.max_tokens = max_tokens, c.idle = true;
+    const Outcome plain = plain_of(c), idle = run(c);
+    same(idle, plain);
+    CHECK(idle.stats.drafted == 0);
   }
 }
 
@@ -219,6 +232,15 @@ TEST_CASE("drafts: depths chosen by measurement give plain output, and a replay 
 TEST_CASE("cuda: depths chosen by measurement give plain output, and a replay of the rounds makes the same choices") {
   if (no_gpu()) return;
   automatic_equals_plain(On::Cuda, DType::BF16, true);
+}
+
+TEST_CASE("drafts: plain rounds of an engine that may draft end in the plain states") {
+  idle_equals_plain(On::Cpu, DType::F32, false);
+}
+
+TEST_CASE("cuda: plain rounds of an engine that may draft end in the plain states") {
+  if (no_gpu()) return;
+  idle_equals_plain(On::Cuda, DType::BF16, true);
 }
 
 TEST_CASE("drafts: an answer that stops inside a chain of right drafts ends in the plain state") {

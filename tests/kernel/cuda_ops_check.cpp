@@ -107,7 +107,7 @@ void check_linear(Backend& cpu, Stream& stream) {
                         {40, 101, DType::F16, true},
                         {64, 512, DType::BF16, true},
                         {64, 500, DType::F32, false}}) {
-    const int64_t rows = 300, few = 4;
+    const int64_t rows = 1500, few = 4;
     const float sigma = 1.0f / std::sqrt(static_cast<float>(c.in));
     const bool wide = c.type == DType::F32;
     auto half = std::make_shared<std::vector<uint16_t>>(halves(c.out * c.in, sigma, c.type));
@@ -154,7 +154,8 @@ void check_linear(Backend& cpu, Stream& stream) {
                                 {30, 64},
                                 {2, 65},
                                 {299, 1},
-                                {1, 128}}) {
+                                {1, 128},
+                                {40, 1100}}) {
       part.poison();
       run(first, count, part);
       const std::vector<float> got = slice(part.take(), 0, count * c.out);
@@ -166,7 +167,7 @@ void check_linear(Backend& cpu, Stream& stream) {
 
 void check_hc(Backend& cpu, Stream& stream) {
   for (auto [hidden, rank] : {std::pair<int64_t, int64_t>{256, 32}, {80, 24}, {80, 32}, {2560, 320}}) {
-    const int64_t n = 4, rows = 70, few = 5, wide = n * hidden;
+    const int64_t n = 4, rows = 300, few = 5, wide = n * hidden;
     std::vector<float> stack = normal(rows * wide, 2), w = normal(wide, 0.1f), u(few * hidden), inj(few * n),
                        y = normal(rows * hidden);
     const auto make = [&](int64_t out, int64_t in) {
@@ -180,7 +181,8 @@ void check_hc(Backend& cpu, Stream& stream) {
     };
     auto ld = load(down, rank, wide), lu = load(up, wide, rank), li = load(inject, n, wide);
     HcWeights hw{{view(w, {wide}), 1e-6f}, ld.get(), lu.get(), li.get()};
-    cpu.hc_mix(stream, hw, view(stack, {rows, n, hidden}).rows(0, few), view(u, {few, hidden}), view(inj, {few, n}));
+    cpu.hc_mix(stream, hw, {}, view(stack, {rows, n, hidden}).rows(0, few), view(u, {few, hidden}),
+               view(inj, {few, n}));
 
     Device<uint16_t> dd(*down), du(*up), di(*inject);
     Device<float> ds(stack), dw(w), ou(rows * hidden), oi(rows * n), normed(rows * wide), low(rows * rank),
@@ -211,13 +213,14 @@ void check_hc(Backend& cpu, Stream& stream) {
     const std::string name = "hc_mix " + std::to_string(hidden);
     near(name + " u", slice(all_u, 0, u.size()), u);
     near(name + " inj", slice(all_i, 0, inj.size()), inj);
-    for (auto [first, count] : {std::pair<int64_t, int64_t>{3, 1}, {21, 2}, {30, 8}, {10, 12}, {6, 64}}) {
+    for (auto [first, count] :
+         {std::pair<int64_t, int64_t>{3, 1}, {21, 2}, {30, 8}, {10, 12}, {6, 64}, {3, 70}, {9, 290}}) {
       run(first, count);
       const std::string rows_name = name + " rows " + std::to_string(count);
       same(rows_name + " u", slice(ou.take(), 0, count * hidden), slice(all_u, first * hidden, count * hidden));
       same(rows_name + " inj", slice(oi.take(), 0, count * n), slice(all_i, first * n, count * n));
     }
-    cpu.hc_inject(stream, view(inj, {few, n}), view(y, {few, hidden}), view(stack, {few, n, hidden}));
+    cpu.hc_inject(stream, {view(inj, {few, n}), view(y, {few, hidden})}, view(stack, {few, n, hidden}));
     Device<float> di2(inj);
     cuda::hc_inject({di2, dy, ds, few, n, hidden}, nullptr);
     near("hc_inject " + std::to_string(hidden), slice(ds.take(), 0, few * wide), slice(stack, 0, few * wide));

@@ -10,7 +10,7 @@ namespace fnx::check {
 namespace {
 
 // Three sequences of a batch; they are also cut into launches of few rows.
-const std::vector<int> kLengths = {1, 21, 50};
+const std::vector<int> kLengths = {1, 21, 350};
 const std::vector<int> kSlots = {2, 0, 3};
 constexpr int64_t kSlotCount = 4;
 

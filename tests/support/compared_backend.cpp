@@ -41,7 +41,10 @@ class Compared : public ComparedBackend {
   DType kv_dtype() const override { return device_.kv_dtype(); }
   std::unique_ptr<Stream> make_stream() override { return device_.make_stream(); }
   std::unique_ptr<Event> make_event() override { return device_.make_event(); }
+  std::unique_ptr<Event> make_timed_event() override { return device_.make_timed_event(); }
+  double elapsed_ns(Event& from, Event& to) override { return device_.elapsed_ns(from, to); }
   void record(Stream& s, Event& e) override { device_.record(s, e); }
+  void wait(Stream& s, Event& e) override { device_.wait(s, e); }
   Buffer allocate(size_t bytes, Space space) override { return device_.allocate(bytes, space); }
   uint64_t device_bytes() const override { return device_.device_bytes(); }
   void reserve(Stream& s, const std::function<void()>& calls) override {
@@ -56,9 +59,9 @@ class Compared : public ComparedBackend {
     two->device = device_.load_linear(source), two->cpu = cpu_.load_linear(source);
     return two;
   }
-  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts) override {
+  std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override {
     auto two = std::make_unique<TwoBanks>();
-    two->device = device_.load_experts(experts), two->cpu = cpu_.load_experts(experts);
+    two->device = device_.load_experts(experts, pooled), two->cpu = cpu_.load_experts(experts, 0);
     return two;
   }
   void copy(Stream& s, View dst, View src) override { device_.copy(s, dst, src); }
@@ -105,7 +108,7 @@ class Compared : public ComparedBackend {
         s, "add", [&] { device_.add(s, repeat, a, b, out); }, {out},
         [&] { cpu_.add(*cpu_stream_, repeat, host(a), host(b), host(out)); });
   }
-  void hc_mix(Stream& s, const HcWeights& w, View stack, View u, View inj) override {
+  void hc_mix(Stream& s, const HcWeights& w, const Injection& lacking, View stack, View u, View inj) override {
     const auto part = [](const Linear* l, bool cpu) {
       const auto* two = static_cast<const TwoLinears*>(l);
       return two == nullptr ? nullptr : cpu ? two->cpu.get() : two->device.get();
@@ -113,17 +116,18 @@ class Compared : public ComparedBackend {
     const HcWeights here{w.norm, part(w.down, false), part(w.up, false), part(w.inject, false)};
     std::vector<View> out{u};
     if (w.inject != nullptr) out.push_back(inj);
+    if (lacking) out.push_back(stack);
     run(
-        s, "hc_mix", [&] { device_.hc_mix(s, here, stack, u, inj); }, out,
+        s, "hc_mix", [&] { device_.hc_mix(s, here, lacking, stack, u, inj); }, out,
         [&] {
           const HcWeights there{host(w.norm), part(w.down, true), part(w.up, true), part(w.inject, true)};
-          cpu_.hc_mix(*cpu_stream_, there, host(stack), host(u), w.inject != nullptr ? host(inj) : inj);
+          cpu_.hc_mix(*cpu_stream_, there, host(lacking), host(stack), host(u), w.inject != nullptr ? host(inj) : inj);
         });
   }
-  void hc_inject(Stream& s, View inj, View y, View stack) override {
+  void hc_inject(Stream& s, const Injection& lacking, View stack) override {
     run(
-        s, "hc_inject", [&] { device_.hc_inject(s, inj, y, stack); }, {stack},
-        [&] { cpu_.hc_inject(*cpu_stream_, host(inj), host(y), host(stack)); });
+        s, "hc_inject", [&] { device_.hc_inject(s, lacking, stack); }, {stack},
+        [&] { cpu_.hc_inject(*cpu_stream_, host(lacking), host(stack)); });
   }
   void gdn(Stream& s, const GdnWeights& w, const Batch& batch, View qkv, View z, View b, View a, const GdnState& state,
            View out) override {
@@ -157,6 +161,15 @@ class Compared : public ComparedBackend {
     run(
         s, "router", [&] { device_.router(s, normalise, logits, ids, weights); }, {ids, weights},
         [&] { cpu_.router(*cpu_stream_, normalise, host(logits), host(ids), host(weights)); });
+  }
+  void fill(Stream& s, ExpertBank& bank, int32_t expert, View line) override {
+    device_.fill(s, *static_cast<TwoBanks&>(bank).device, expert, line);
+  }
+  void serve(Stream& s, ExpertBank& bank, std::span<const ServedExpert> served) override {
+    device_.serve(s, *static_cast<TwoBanks&>(bank).device, served);
+  }
+  void check_served(Stream& s, const ExpertBank& bank) override {
+    device_.check_served(s, *static_cast<const TwoBanks&>(bank).device);
   }
   void experts(Stream& s, const ExpertBank& bank, View x, View ids, View slots) override {
     const auto& two = static_cast<const TwoBanks&>(bank);
@@ -248,6 +261,7 @@ class Compared : public ComparedBackend {
     stream_->synchronize();
     return h;
   }
+  Injection host(const Injection& i) { return i ? Injection{host(i.inj), host(i.y)} : i; }
   NormWeights host(const NormWeights& w) { return {host(w.weight), w.eps}; }
   QsaWeights host(const QsaWeights& w) {
     QsaWeights h = w;

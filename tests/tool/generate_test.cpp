@@ -5,6 +5,8 @@
 
 #include <fstream>
 
+#include "kernels/devices.h"
+#include "libcore/cli/qualification.h"
 #include "libcore/format/mapped_file.h"
 #include "libcore/format/safetensors.h"
 #include "tests/support/golden.h"
@@ -19,9 +21,10 @@ namespace {
 
 const fs::path kTiny = FNX_SOURCE_DIR "/fixtures/flashnext-tiny";
 
-RunResult generate(std::vector<std::string> more, const std::string& in = "", const fs::path& model = kTiny) {
+RunResult generate(std::vector<std::string> more, const std::string& in = "", const fs::path& model = kTiny,
+                   const std::vector<std::string>& env = {}) {
   more.insert(more.begin(), {tool_path("fnx-generate"), "--model", model.string()});
-  return run_command(more, in);
+  return run_command(more, in, env);
 }
 
 std::string joined(const std::vector<int32_t>& ids, const char* separator = ",") {
@@ -254,13 +257,61 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   CHECK(generate({"--prompt", "a", "--max-token", "3"}).exit_code == 2);
   CHECK(generate({"--prompt", "a", "--max-token", "3"}).err.find("--max-tokens") != std::string::npos);
   CHECK(generate({"--prompt", "a", "--temperature", "-1"}).exit_code == 2);
-  refused(generate({"--prompt", "a", "--backend", "cuda"}), 4, {"cuda"});
+  const std::vector<std::string> no_device = {"CUDA_VISIBLE_DEVICES="};
+  const std::string reason = cuda_runtime_version() == "none" ? "no cuda backend in this build" : "no GPU";
+  refused(generate({"--prompt", "a", "--backend", "cuda"}, "", kTiny, no_device), 4, {reason, "--backend cpu"});
+  refused(generate({"--prompt", "a", "--graph", "on"}, "", kTiny, no_device), 4, {"--graph off"});
   refused(generate({"--prompt", "a", "--tp", "3"}), 4, {"32 experts", "3 ranks", "--tp"});
-  refused(generate({"--prompt", "a", "--graph", "on"}), 4, {"--graph"});
   refused(generate({"--prompt", "a", "--draft", "3", "--mtp-logits"}), 4, {"--draft 3", "--mtp-logits"});
   refused(generate({"--prompt", "a", "--draft", "9"}), 2, {"--draft"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});
   const RunResult run = generate({"--prompt", "a", "--receipt", "/nonexistent-folder/r.json"});
   CHECK(run.exit_code == 6);
   CHECK(run.out == "");
+}
+
+TEST_CASE("generate: a device memory limit that is too small is refused with the largest term and its way out") {
+  if (cuda_runtime_version() == "none") return;  // there is no backend to plan for
+  const RunResult run = generate({"--prompt", "a", "--memory-plan", "--vram-limit", "8MiB"});
+  CHECK(run.exit_code == 4);
+  CHECK(run.out.find("weights") != std::string::npos);  // the plan itself
+  for (const char* words : {"8388608", "the largest term is", "--chunk-rows", "--vram-limit"})
+    CHECK(run.err.find(words) != std::string::npos);
+}
+
+TEST_CASE("cuda: an architecture without a qualification is refused with the gate and the command") {
+  if (no_gpu()) return;
+  const TempDir empty;
+  refused(generate({"--prompt", "a", "--backend", "cuda"}, "", kTiny, {"XDG_DATA_HOME=" + empty.path().string()}), 4,
+          {"is not qualified", "kernel contract", "fnx-kernel-contract --qualify", "--backend cpu"});
+}
+
+TEST_CASE("cuda: prompts and limits that do not fit are refused with their numbers and the option that helps") {
+  if (no_gpu()) return;
+  if (!qualification_problem(list_gpus()[0].architecture).empty()) {
+    std::puts("skipped: no GPU that is qualified");
+    return;
+  }
+  refused(generate({"--prompt", "a", "--backend", "cuda", "--vram-limit", "8MiB"}), 4,
+          {"8388608", "the largest term is", "--vram-limit"});
+  refused(generate({"--prompt", "a", "--backend", "cuda", "--device", "99"}), 4, {"99", "--list-devices"});
+  std::string ids = "5";
+  for (int i = 0; i < 8192; ++i) ids += ",5";
+  refused(generate({"--token-ids", ids, "--backend", "cuda"}), 3, {"8193 tokens", "8192", "shorten"});
+}
+
+TEST_CASE("generate: --reuse gives the same answers and counts what it did not read again") {
+  std::string lines;
+  const std::vector<int32_t> ids = Golden::get().prompt("long-700").ids;
+  const std::vector<int32_t> shared(ids.begin(), ids.begin() + 60);
+  for (int i = 0; i < 3; ++i) lines += fmt::format("{{\"id\": {}, \"tokens\": [{},{}]}}\n", i, joined(shared), 100 + i);
+  const RunResult cold = generate({"--jsonl", "-", "--max-tokens", "5"}, lines);
+  const RunResult warm = generate({"--jsonl", "-", "--max-tokens", "5", "--reuse"}, lines);
+  REQUIRE(warm.exit_code == 0);
+  CHECK(warm.out == cold.out);
+  const Json evidence = read_receipt(warm, "fnx-generate")["evidence"];
+  CHECK(evidence["reused_tokens"] == 2 * 60);
+  CHECK(evidence["snapshots"] == 1);
+  CHECK(evidence["prompt_rows"] == 61 + 2);
+  CHECK(generate({"--prompt", "a", "--reuse", "--mtp-logits"}).exit_code == 2);
 }

@@ -1,4 +1,4 @@
-// fnx-prefill-sweep, fnx-graph-ab and fnx-draft-ab on small models of the cpu backend.
+// fnx-prefill-sweep, fnx-graph-ab, fnx-draft-ab and fnx-reuse-check on small models of the cpu backend.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -152,4 +152,17 @@ TEST_CASE("draft-ab: one pair claims no ratio, and a model without a draft head 
   CHECK(off.exit_code == 4);
   CHECK(off.err.find("--draft") != std::string::npos);
   CHECK(tool("fnx-draft-ab", {"--texts", "verse", "--draft", "9"}).exit_code == 2);
+}
+
+TEST_CASE("reuse-check: all phases equal runs without snapshots, and damaged files are refused") {
+  const RunResult run = run_command({tool_path("fnx-reuse-check"), "--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny",
+                                     "--backend", "cpu", "--history", "70", "--max-tokens", "6", "--draft", "2"});
+  CAPTURE(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json receipt = read_receipt(run, "fnx-reuse-check");
+  for (const char* phase : {"cold", "warm", "branch", "rewind"})
+    CHECK(named(receipt["gates"], std::string(phase) + "/different")["outcome"] == "pass");
+  CHECK(named(receipt["gates"], "file/refused")["observed"] == 3);
+  CHECK(receipt["evidence"]["reused_tokens"] == 2 * (69 + 69 + 35));
+  CHECK(receipt["result"]["phases"][0]["histories"] == receipt["result"]["phases"][1]["histories"]);
 }

@@ -154,6 +154,50 @@ TEST_CASE("ranks: fnx-generate gives one rank's answers, for prompts on stdin an
   CHECK(logits[0] == logits[1]);
 }
 
+TEST_CASE("ranks: fnx-generate gives one rank's answers when prompts go on from snapshots") {
+  std::string prompts;
+  for (int last = 1; last <= 3; ++last) {
+    prompts += "{\"id\":" + std::to_string(last) + ",\"tokens\":[";
+    for (int i = 0; i < 40; ++i) prompts += std::to_string(5 + i) + ",";
+    prompts += std::to_string(last) + "]}\n";
+  }
+  std::string outs[2];
+  for (const int world : {1, 2}) {
+    const RunResult run = run_command(command("fnx-generate", {"--jsonl", "-", "--max-tokens", "6", "--reuse",
+                                                               "--parallel", "1", "--tp", std::to_string(world)}),
+                                      prompts);
+    CAPTURE(run.err);
+    REQUIRE(run.exit_code == 0);
+    CHECK(read_receipt(run, "fnx-generate")["evidence"]["reused_requests"].get<int>() >= 1);
+    outs[world - 1] = run.out;
+  }
+  CHECK(!outs[0].empty());
+  CHECK(outs[0] == outs[1]);
+}
+
+TEST_CASE(
+    "ranks: drafts and expert lines on several ranks are refused by name, and the defaults say that they are off") {
+  const auto generate = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--tp", "2", "--prompt", "a", "--max-tokens", "2"});
+    return run_command(command("fnx-generate", more));
+  };
+  const std::pair<const char*, const char*> refusals[] = {{"--draft", "--draft off"},
+                                                          {"--expert-lines", "--expert-lines auto, or --tp 1"}};
+  for (const auto& [flag, way_out] : refusals) {
+    const RunResult run = generate({flag, "2"});
+    CAPTURE(run.err);
+    CHECK(run.exit_code == 4);
+    CHECK(run.err.find(std::string(flag) + " 2: several ranks") != std::string::npos);
+    CHECK(run.err.find(way_out) != std::string::npos);
+  }
+  const RunResult run = generate({});
+  CHECK(run.exit_code == 0);
+  const Json effective = read_receipt(run, "fnx-generate")["effective"];
+  CHECK(effective["draft"]["value"] == "off");
+  CHECK(effective["draft"]["source"] == "default: several ranks do not draft yet");
+  CHECK(effective["expert_lines"]["value"] == 0);
+}
+
 TEST_CASE("ranks: rank 0 ends with code 5 within ten seconds when rank 1 is killed at load, in a prompt, in decoding") {
   std::string prompt = "5";
   for (int i = 0; i < 3000; ++i) prompt += "," + std::to_string(i % 4000);

@@ -248,3 +248,24 @@ TEST_CASE("expert_planner: refuses sizes, ids and requests that make no sense, n
   CHECK_THROWS_AS(distinct_experts(std::vector<int32_t>{-1}, 8), Error);
   CHECK(distinct_experts(std::vector<int32_t>{5, 1, 5, 0, 1}, 8) == std::vector<int32_t>{5, 1, 0});
 }
+
+TEST_CASE("expert_planner: touch moves the keys as a plan does, and reset leaves nothing of them") {
+  for (const PoolPolicy policy : kPoolPolicies) {
+    ExpertPlanner planned({8, 2, policy, 8}), touched({8, 2, policy, 8}), fresh({8, 2, policy, 8});
+    const std::vector<std::vector<int32_t>> requests = {{1, 2}, {1, 3}, {4, 1, 5}, {5, 6}};
+    for (const auto& r : requests) {
+      planned.plan(r);
+      touched.touch(r);
+    }
+    for (const int32_t e : {1, 2, 3, 4, 5, 6}) CHECK(touched.touched(e));
+    CHECK_FALSE(touched.touched(0));
+    CHECK(touched.counters().touches == 0);
+    planned.clear();
+    CHECK(planned.warm_start(std::vector<uint64_t>(8)) == touched.warm_start(std::vector<uint64_t>(8)));
+    CHECK(planned.plan(std::vector<int32_t>{7, 2}) == touched.plan(std::vector<int32_t>{7, 2}));
+    touched.reset();
+    CHECK_FALSE(touched.touched(1));
+    for (const auto& r : requests) CHECK(touched.plan(r) == fresh.plan(r));
+    touched.counters().check();
+  }
+}

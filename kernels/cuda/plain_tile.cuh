@@ -1,0 +1,53 @@
+// Tiles of weights and rows in shared memory for kernels of many rows; the chains of kernels/cuda/plain_mma.cuh.
+#pragma once
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/plain_mma.cuh"
+
+namespace fnx::cuda {
+
+// What a lane holds of one row in a unit, as the tensor cores take it.
+struct RowHalves {
+  uint32_t hi[4], lo[4];
+  __device__ __forceinline__ explicit RowHalves(const float4 (&x)[2]) {
+    split2(x[0].x, x[0].y, hi[0], lo[0]), split2(x[0].z, x[0].w, hi[1], lo[1]);
+    split2(x[1].x, x[1].y, hi[2], lo[2]), split2(x[1].z, x[1].w, hi[3], lo[3]);
+  }
+  RowHalves() = default;
+};
+
+// Step i of the four of a unit's chain: the even groups' hi and lo, then the odd groups'.
+__device__ __forceinline__ void mma_step(float (&acc)[4], const uint4 (&w)[2], const RowHalves& x, int i) {
+  const uint32_t(&b)[4] = i % 2 == 0 ? x.hi : x.lo;
+  if (i < 2)
+    mma_f16(acc, w[0].x, w[1].x, w[0].y, w[1].y, b[0], b[1]);
+  else
+    mma_f16(acc, w[0].z, w[1].z, w[0].w, w[1].w, b[2], b[3]);
+}
+
+inline constexpr int kRowChunks = kUnit / 4;     // pieces of 16 bytes of a unit of a row
+inline constexpr int kWeightChunks = kUnit / 8;  // and of an output's weights
+
+// A unit of rows lies as [row][32 inputs]; odd rows have neighbouring pieces swapped, so that the lanes of two rows
+// read different banks.
+__device__ __forceinline__ float* row_piece(float* tile, int row, int piece) {
+  return tile + row * kUnit + (piece ^ (row & 1)) * 4;
+}
+
+// What lane 4 g + t multiplies: inputs 8 t .. 8 t + 7 of row g of a row tile.
+__device__ __forceinline__ RowHalves staged_row(const float* tile, int row) {
+  const int t = threadIdx.x % 4;
+  float* from = const_cast<float*>(tile);
+  const float4 x[2] = {*reinterpret_cast<const float4*>(row_piece(from, row, 2 * t)),
+                       *reinterpret_cast<const float4*>(row_piece(from, row, 2 * t + 1))};
+  return RowHalves(x);
+}
+
+// A unit of weights lies as [output][32 inputs]; outputs g and g + 8 of the tile that begins at `out`.
+__device__ __forceinline__ void staged_weights(const __half* tile, int out, uint4 (&w)[2]) {
+  const int lane = threadIdx.x % 32;
+  const uint4* from = reinterpret_cast<const uint4*>(tile + out * kUnit) + lane;
+  w[0] = from[0], w[1] = from[32];
+}
+
+}  // namespace fnx::cuda

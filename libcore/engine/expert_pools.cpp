@@ -1,0 +1,162 @@
+#include "libcore/engine/expert_pools.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/error.h"
+
+namespace fnx {
+
+namespace {
+
+PoolOptions planner_options(const ExpertBank& bank, const ExpertPoolsOptions& o) {
+  PoolOptions p;
+  p.experts = static_cast<int32_t>(bank.pooled);
+  p.lines = static_cast<int32_t>(std::min<int64_t>(o.lines, INT32_MAX));
+  p.policy = o.policy;
+  p.decay_touches = default_decay_touches(p.experts);
+  return p;
+}
+
+}  // namespace
+
+ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const ExpertPoolsOptions& options)
+    : backend_(backend),
+      options_(options),
+      copies_stream_(backend.make_stream()),
+      ahead_stream_(backend.make_stream()),
+      timeline_(backend) {
+  for (ExpertBank* bank : banks) {
+    Pool p{bank, ExpertPlanner(planner_options(*bank, options)), pool_lines(), {}, {}, {}, {}, nullptr, nullptr};
+    p.shows.assign(static_cast<size_t>(options.lines), -1);
+    p.heat.assign(static_cast<size_t>(bank->pooled), 0);
+    p.shown.assign(static_cast<size_t>(bank->experts), -1);
+    p.read = backend.make_event(), p.filled = backend.make_event();
+    line_bytes_ = std::max(line_bytes_, bank->line_bytes);
+    pools_.push_back(std::move(p));
+  }
+  lines_ = backend.allocate(static_cast<size_t>(pool_lines() * line_bytes_), Space::Device);
+}
+
+View ExpertPools::line(int64_t i) const {
+  View v{lines_.view(DType::U8, {0}).data, DType::U8, lines_.space(), 2, {pool_lines(), line_bytes_}};
+  return v.rows(i, 1);
+}
+
+void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind kind) {
+  if (fills.empty()) return;
+  const auto k = static_cast<size_t>(kind);
+  backend_.wait(*copies_stream_, *pool.read);
+  const uint64_t before = pool.bank->filled_bytes;
+  for (const Placement& f : fills) {
+    if (const int32_t was = pool.shows[f.line]; was >= 0) show(pool, was, -1);  // no table names a line in change
+    backend_.fill(*copies_stream_, *pool.bank, f.expert, line(pool.first_line + f.line));
+  }
+  backend_.record(*copies_stream_, *pool.filled);
+  copies_.copies[k] += fills.size();
+  copies_.bytes[k] += pool.bank->filled_bytes - before;
+}
+
+void ExpertPools::change(Pool& pool, int32_t expert, int64_t to) {
+  if (pool.shown[expert] == to) return;
+  pool.shown[expert] = to;
+  std::erase_if(pool.changes, [&](const ServedExpert& s) { return s.expert == expert; });
+  pool.changes.push_back({expert, to < 0 ? View{} : line(to)});
+}
+
+void ExpertPools::show(Pool& pool, int32_t expert, int32_t at) {
+  const bool pooled = expert < pool.bank->pooled;
+  if (const int64_t was = pool.shown[expert]; pooled && was >= 0) pool.shows[was - pool.first_line] = -1;
+  if (pooled && at >= 0) pool.shows[at] = expert;
+  change(pool, expert, at < 0 ? -1 : pool.first_line + at);
+}
+
+void ExpertPools::pass(Stream& stream, Pool& pool, std::span<const int32_t> request, std::span<const Placement> serves,
+                       bool first, const std::function<void()>& compute) {
+  place_.assign(static_cast<size_t>(pool.bank->pooled), -1);
+  for (const Placement& p : serves) place_[p.expert] = p.line;
+  for (const int32_t e : request) show(pool, e, place_[e]);
+  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.bank->experts; ++e) show(pool, e, first ? 0 : -1);
+  backend_.serve(stream, *pool.bank, pool.changes);
+  pool.changes.clear();
+  if (options_.check_lines) backend_.check_served(stream, *pool.bank);
+  compute();
+  backend_.record(stream, *pool.read);
+}
+
+void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids,
+                      const std::function<void()>& compute) {
+  Pool& pool = pools_[bank];
+  const std::vector<int32_t> request = distinct_experts(ids, pool.planner.options().experts);
+  for (const int32_t e : ids) ++pool.heat[e];
+  if (streaming_) return stream_bank(stream, bank, request, compute);
+  bool first = true;
+  backend_.wait(stream, *pool.filled);  // of before, whoever asked for them
+  for (const Wave& wave : pool.planner.plan(request)) {
+    copy(pool, wave.fills, FillKind::Demand);
+    const std::span<const Placement> serves = wave.serves;
+    const auto hits = serves.first(serves.size() - wave.fills.size());
+    // What is there, and what needs no line, is computed while the copies run.
+    const bool ahead = !wave.fills.empty() && (!hits.empty() || (first && pool.bank->experts > pool.bank->pooled));
+    if (ahead) pass(stream, pool, request, hits, first, compute);
+    if (!wave.fills.empty()) backend_.wait(stream, *pool.filled);
+    pass(stream, pool, request, ahead ? serves.subspan(hits.size()) : serves, first && !ahead, compute);
+    first = false;
+  }
+  if (first) pass(stream, pool, request, {}, true, compute);
+}
+
+void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts) {
+  for (size_t b = 0; b < pools_.size(); ++b) {
+    const std::span<const uint64_t> of = counts(static_cast<int64_t>(b));
+    std::copy(of.begin(), of.end(), pools_[b].heat.begin());
+  }
+  refill();
+}
+
+void ExpertPools::reset() {
+  if (streaming_) leave_streaming(false);
+  for (Pool& p : pools_) {
+    p.planner.reset();
+    std::fill(p.heat.begin(), p.heat.end(), uint64_t{0});
+    for (const int32_t e : p.shows)
+      if (e >= 0) show(p, e, -1);
+  }
+}
+
+void ExpertPools::refill() {
+  for (Pool& p : pools_) copy(p, p.planner.warm_start(p.heat), FillKind::WarmStart);
+}
+
+uint64_t ExpertPools::host_bytes() const {
+  return std::accumulate(pools_.begin(), pools_.end(), uint64_t{0},
+                         [](uint64_t sum, const Pool& p) { return sum + p.bank->host_bytes; });
+}
+
+PoolCounters ExpertPools::counters() const {
+  PoolCounters sum;
+  for (const Pool& p : pools_) {
+    p.planner.counters().check();
+    sum += p.planner.counters();
+  }
+  if (sum.fills_by_kind != copies_.copies)
+    throw Error(ErrorKind::Internal, fmt::format("expert pools planned fills [{}] by cause and made copies [{}]",
+                                                 fmt::join(sum.fills_by_kind, ", "), fmt::join(copies_.copies, ", ")));
+  return sum;
+}
+
+PoolCopies ExpertPools::copies() const {
+  PoolCopies c = copies_;
+  for (size_t k = 0; k < c.copies.size(); ++k)
+    c.copies[k] += stream_copies_.copies[k], c.bytes[k] += stream_copies_.bytes[k];
+  for (const Pool& p : pools_) c.total_bytes += p.bank->filled_bytes;
+  const uint64_t sum = std::accumulate(c.bytes.begin(), c.bytes.end(), uint64_t{0});
+  if (sum != c.total_bytes)
+    throw Error(ErrorKind::Internal,
+                fmt::format("copies of experts sum to {} bytes by cause and to {} in all", sum, c.total_bytes));
+  return c;
+}
+
+}  // namespace fnx
