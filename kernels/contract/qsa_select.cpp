@@ -146,8 +146,8 @@ std::unique_ptr<Kernel> qsa_select_entry() {
                {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
               "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
               "and rows",
-              "scores: blocks of 64 index blocks by rows, as many rows at a time as the workspace holds, none when all "
-              "blocks are selected; selection: a block of 1024 a row",
+              "scores: blocks of 64 index blocks by rows (8 rows a block above 64), as many rows at a time as the "
+              "workspace holds, none when all blocks are selected; selection: a block of 1024 a row",
               {{"index", "F32", "[rows, index_heads + 1, 128]", 16, "read"},
                {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 16, "read"},
                {"lanes", "I32", "[lanes, 4]", 16, "read"},
@@ -195,7 +195,7 @@ std::unique_ptr<Kernel> qsa_select_entry() {
     q.index = d.get<float>("index"), q.selected = d.get<int32_t>("selected");
     for (const QsaRow& row : rows_of(p))
       q.max_complete = std::max(q.max_complete, (row.position + 1) / std::max<int64_t>(1, p.number("ratio")));
-    q.score_rows = 32;
+    q.score_rows = cuda::kSpreadRows + 16;  // runs of rows that share index keys, and a shorter last one
     q.scores = static_cast<float*>(
         d.workspace("scores", static_cast<size_t>(q.score_rows * q.max_complete + 64) * sizeof(float)));
     cuda::qsa_select(q, d.stream());
