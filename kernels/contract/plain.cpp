@@ -436,7 +436,7 @@ std::unique_ptr<Kernel> hc_entry() {
                      (lacks ? ", to be completed" : ""),
                  {{"streams", 4}, {"hidden", hidden}, {"rank", rank}, {"lacks", lacks}}};
   };
-  e.host_shapes = {shape(48, 16, false), shape(48, 16, true)};
+  e.host_shapes = {shape(48, 16, false), shape(48, 32, true)};
   e.more_device_shapes = {shape(2560, 320, false), shape(2560, 320, true), shape(4112, 16, true)};
   e.bit_rows = 140;
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {

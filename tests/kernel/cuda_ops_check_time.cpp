@@ -207,8 +207,8 @@ void time_qsa(int64_t rows, int64_t context) {
   cuda::QsaShape shape{rows, heads, kv, dim, ih, 128, 4, blocks, 64, page, pages, table, {lane_table, lanes}};
   Device<float> partials(cuda::qsa_partials(shape));
   const auto pages_at = [&](int i) {
-    return cuda::QsaCache{DType::BF16, keys + i % sets * cache, values + i % sets * cache,
-                          index_keys + i % sets * index_cache, raw};
+    return cuda::QsaCache{
+        DType::BF16, keys + i % sets * cache, values + i % sets * cache, index_keys + i % sets * index_cache, raw, 4};
   };
   const double r = static_cast<double>(rows);
   const std::string at = " at " + std::to_string(context);
