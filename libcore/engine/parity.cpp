@@ -15,10 +15,9 @@ namespace {
 template <class T>
 int64_t first_other(const std::vector<T>& a, const std::vector<T>& b) {
   const size_t n = std::min(a.size(), b.size());
-  if (a.size() == b.size() && std::memcmp(a.data(), b.data(), n * sizeof(T)) == 0) return -1;
   for (size_t i = 0; i < n; ++i)
     if (std::memcmp(&a[i], &b[i], sizeof(T)) != 0) return static_cast<int64_t>(i);
-  return static_cast<int64_t>(n);
+  return a.size() == b.size() ? -1 : static_cast<int64_t>(n);
 }
 
 template <class T>
