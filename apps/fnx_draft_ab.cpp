@@ -12,6 +12,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/engine/scheduler.h"
 #include "libcore/measure/statistics.h"
@@ -20,7 +21,6 @@ using namespace fnx;
 
 namespace {
 
-constexpr int kFewestPairs = 4;  // that a claim of speed rests on
 constexpr std::array<const char*, 2> kArms = {"plain", "drafted"};
 
 // Sequence i of a cell starts with line i of its text.
@@ -64,9 +64,7 @@ struct Options {
     app.add_option("--chunk-rows", chunk_rows, "Prompt rows of a sequence in one forward")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    app.add_option("--pairs", pairs, "Pairs of runs, one of each arm, in the order A B B A")
-        ->check(CLI::Range(1, 10000))
-        ->capture_default_str();
+    add_pairs(app, pairs);
     app.add_option("--warmup", warmup, "Runs of each arm before the pairs")
         ->check(CLI::Range(0, 1000))
         ->capture_default_str();

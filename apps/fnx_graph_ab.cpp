@@ -9,6 +9,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/engine/floor.h"
 #include "libcore/engine/workload.h"
@@ -18,7 +19,6 @@ using namespace fnx;
 
 namespace {
 
-constexpr int kFewestPairs = 4;  // that a claim of speed rests on
 constexpr std::array<const char*, 2> kArms = {"off", "on"};
 
 struct Options {
@@ -38,16 +38,11 @@ struct Options {
     app.add_option("--cells", cells, "Kinds of cells")
         ->check(CLI::IsMember({"decode", "prefill", "decode,prefill"}))
         ->capture_default_str();
-    const auto count = [&](const char* name, int64_t& value, const char* what) {
-      app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
-    };
-    count("--context", context, "Tokens of a sequence before its first decode round");
-    count("--prompt-tokens", prompt, "Tokens of a sequence in a prefill cell");
-    count("--chunk-rows", chunk_rows, "Prompt rows of one forward");
-    count("--rounds", rounds, "Decode rounds of a run");
-    app.add_option("--pairs", pairs, "Pairs of runs, one of each arm, in the order A B B A")
-        ->check(CLI::Range(1, 10000))
-        ->capture_default_str();
+    add_count(app, "--context", context, "Tokens of a sequence before its first decode round");
+    add_count(app, "--prompt-tokens", prompt, "Tokens of a sequence in a prefill cell");
+    add_count(app, "--chunk-rows", chunk_rows, "Prompt rows of one forward");
+    add_count(app, "--rounds", rounds, "Decode rounds of a run");
+    add_pairs(app, pairs);
     app.add_option("--warmup", warmup, "Runs of each arm before the pairs")
         ->check(CLI::Range(0, 1000))
         ->capture_default_str();

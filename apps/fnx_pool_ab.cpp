@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/engine/workload.h"
 #include "libcore/measure/statistics.h"
@@ -16,7 +17,6 @@ using namespace fnx;
 
 namespace {
 
-constexpr int kFewestPairs = 4;  // that a claim of speed rests on
 constexpr std::array<const char*, 2> kArms = {"cold", "warm"};
 constexpr std::array<const char*, 2> kFigures = {"first_token", "round"};
 
@@ -28,16 +28,12 @@ struct Options {
 
   void add(CLI::App& app) {
     model.add(app);
-    const auto count = [&](const char* name, int64_t& value, const char* what) {
-      app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
-    };
-    count("--prompt-tokens", prompt, "Tokens of the prompt");
-    count("--chunk-rows", chunk_rows, "Prompt rows of one forward");
-    count("--rounds", rounds, "Decode rounds of a run");
-    count("--train-rounds", train_rounds, "Decode rounds, after another prompt, that the warm pools' counts come from");
-    app.add_option("--pairs", pairs, "Pairs of runs, one of each arm, in the order A B B A")
-        ->check(CLI::Range(1, 10000))
-        ->capture_default_str();
+    add_count(app, "--prompt-tokens", prompt, "Tokens of the prompt");
+    add_count(app, "--chunk-rows", chunk_rows, "Prompt rows of one forward");
+    add_count(app, "--rounds", rounds, "Decode rounds of a run");
+    add_count(app, "--train-rounds", train_rounds,
+              "Decode rounds, after another prompt, that the warm pools' counts come from");
+    add_pairs(app, pairs);
     app.add_option("--gate", gates, "Limit, like first_token/ratio>=1.2 or round/ratio>=1")->type_name("NAME>=VALUE");
   }
 };

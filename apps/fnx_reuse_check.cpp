@@ -10,6 +10,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/engine/scheduler.h"
 #include "libcore/engine/snapshot_file.h"
@@ -28,13 +29,10 @@ struct Options {
 
   void add(CLI::App& app) {
     model.add(app, true);
-    const auto count = [&](const char* name, int64_t& value, const char* what) {
-      app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
-    };
-    count("--history", history, "Tokens of each history");
-    count("--suffix", suffix, "Tokens behind it in a branch, behind its first half in a rewind");
-    count("--max-tokens", max_tokens, "Tokens of every answer");
-    count("--chunk-rows", chunk_rows, "Prompt rows of a sequence in one forward");
+    add_count(app, "--history", history, "Tokens of each history");
+    add_count(app, "--suffix", suffix, "Tokens behind it in a branch, behind its first half in a rewind");
+    add_count(app, "--max-tokens", max_tokens, "Tokens of every answer");
+    add_count(app, "--chunk-rows", chunk_rows, "Prompt rows of a sequence in one forward");
     app.add_option("--gate", gates, "Limit, like warm/ttft_ratio<=0.15")->type_name("NAME<=VALUE");
   }
 };

@@ -6,6 +6,7 @@
 
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/cli/ranks.h"
 #include "libcore/engine/parity.h"
@@ -33,12 +34,9 @@ struct Options {
     app.add_option("--modes", modes, "How tokens are drawn")
         ->check(CLI::IsMember({"greedy", "seeded", "greedy,seeded"}))
         ->capture_default_str();
-    const auto count = [&](const char* name, int64_t& value, const char* what) {
-      app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
-    };
-    count("--context", context, "Tokens of a sequence before its first decode round");
-    count("--chunk-rows", chunk_rows, "Prompt rows of one forward");
-    count("--rounds", rounds, "Decode rounds of a run");
+    add_count(app, "--context", context, "Tokens of a sequence before its first decode round");
+    add_count(app, "--chunk-rows", chunk_rows, "Prompt rows of one forward");
+    add_count(app, "--rounds", rounds, "Decode rounds of a run");
     app.add_flag("--slots", slots, "Also compare every layer's expert outputs, in the runs without graphs");
     app.add_option("--plant", plant, "Plant a fault in what the ranks exchange; the comparison must find it")
         ->check(CLI::IsMember({"none", "add", "order", "shard-plan"}))

@@ -47,7 +47,7 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
       ->capture_default_str();
   if (drafts) {
     draft = "auto";
-    app.add_option("--draft", draft, "Tokens to draft a round: auto (as measured, never slower), off or 1 to 8")
+    app.add_option("--draft", draft, "Tokens to draft a round: auto (as measured), off or 1 to 8")
         ->check(CLI::IsMember({"auto", "off"}) | CLI::Range(0, kMostDrafts))
         ->type_name("auto|off|N")
         ->capture_default_str();

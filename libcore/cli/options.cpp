@@ -111,6 +111,16 @@ Json invocation_block(const CLI::App& app, const std::vector<std::string>& argv,
   return out;
 }
 
+void add_count(CLI::App& app, const char* name, int64_t& value, const char* what) {
+  app.add_option(name, value, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24))->capture_default_str();
+}
+
+void add_pairs(CLI::App& app, int& pairs) {
+  app.add_option("--pairs", pairs, "Pairs of runs, one of each arm, in the order A B B A")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+}
+
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   for (std::string word : app.remaining()) {
     if (word.size() < 2 || word[0] != '-') continue;

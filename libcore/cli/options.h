@@ -1,6 +1,7 @@
 // What the frame reads off a CLI11 app.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ Json requested_block(const CLI::App& app);
 
 // argv with paths reduced, the seed and the environment variables that gave a default.
 Json invocation_block(const CLI::App& app, const std::vector<std::string>& argv, bool receipt_dir_used);
+
+// Options that several tools have: a count from 1 on; pairs of runs of two arms.
+void add_count(CLI::App& app, const char* name, int64_t& value, const char* what);
+void add_pairs(CLI::App& app, int& pairs);
 
 // One line that says what is wrong with the command line, with the closest option when one is unknown.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error);

@@ -179,12 +179,16 @@ std::vector<std::byte> StatePool::dump(int32_t slot) const {
   return out;
 }
 
+size_t StatePool::saved_bytes(int32_t slot) const {
+  size_t bytes = 0;
+  each_part(slot, [&](const View& v) { bytes += static_cast<size_t>(v.bytes()); });
+  return bytes;
+}
+
 Snapshot StatePool::save(int32_t slot) const {
   Snapshot out;
   out.tokens = sequences_[slot].tokens;
-  size_t bytes = 0;
-  each_part(slot, [&](const View& v) { bytes += static_cast<size_t>(v.bytes()); });
-  out.states.resize(bytes);
+  out.states.resize(saved_bytes(slot));
   std::byte* to = out.states.data();
   each_part(slot, [&](const View& v) {
     View host = v;
@@ -201,8 +205,7 @@ int32_t StatePool::restore(const Snapshot& snapshot) {
   try {
     append(slot, snapshot.tokens);
     set_waiting(slot, snapshot.tokens.empty() ? 0 : 1, -1);
-    size_t bytes = 0;
-    each_part(slot, [&](const View& v) { bytes += static_cast<size_t>(v.bytes()); });
+    const size_t bytes = saved_bytes(slot);
     if (bytes != snapshot.states.size())
       throw Error(ErrorKind::Input, fmt::format("a snapshot of {} tokens has {} bytes of states, this model needs {}",
                                                 snapshot.tokens.size(), snapshot.states.size(), bytes));

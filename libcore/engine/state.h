@@ -100,6 +100,7 @@ class StatePool {
   };
   View make(DType dtype, std::initializer_list<int64_t> dims);
   void each_part(int32_t slot, const std::function<void(const View&)>& part) const;
+  size_t saved_bytes(int32_t slot) const;  // of all parts
 
   const ModelConfig& config_;
   Backend& backend_;

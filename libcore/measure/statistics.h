@@ -18,6 +18,8 @@ struct Interval {
 // interval.
 Interval bootstrap_median(const std::vector<double>& samples, int resamples = 2000, uint64_t seed = 0);
 
+inline constexpr int kFewestPairs = 4;  // that a claim of speed rests on
+
 // Runs of two arms in the order A B B A: sample i of each belongs to pair i, A runs first in even pairs.
 struct PairedRatio {
   std::vector<double> ratios;  // a[i] / b[i]
