@@ -44,7 +44,7 @@ int64_t most_trials(const Problem& problem) {
   return number == problem.numbers.end() ? 0 : number->second;
 }
 
-int64_t lane_slots(int64_t rows) { return rows <= kMostRowsAlone ? rows + 1 : 3; }
+int64_t lane_slots(int64_t rows) { return rows <= kMostRowsAlone ? std::max<int64_t>(rows + 1, 3) : 3; }
 
 void add_lanes(Problem& problem, int64_t rows, int32_t start) {
   const auto all = static_cast<int32_t>(rows), cut = all / 3, most = static_cast<int32_t>(most_trials(problem));
