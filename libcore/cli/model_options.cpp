@@ -166,9 +166,7 @@ Shard OpenedModel::shard() const {
 }
 
 DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const {
-  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head"
-                              : ranks != nullptr     ? "several ranks do not draft yet"
-                                                     : why_not;
+  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head" : why_not;
   DraftOptions d;
   const bool number = options.draft != "auto" && options.draft != "off";
   if (number) d.most = std::stoi(options.draft), d.fixed = true;

@@ -9,12 +9,20 @@
 
 namespace fnx {
 
+namespace {
+// Only the rank that runs the draft head has its states.
+StateOptions states_of(StateOptions o, const Weights& weights) {
+  o.draft_head = o.draft_head && weights.mtp;
+  return o;
+}
+}  // namespace
+
 Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& options)
     : weights_(weights),
       backend_(backend),
       options_(options),
       stream_(backend.make_stream()),
-      state_(weights_.config, backend, *stream_, options.state),
+      state_(weights_.config, backend, *stream_, states_of(options.state, weights)),
       staging_(backend),
       graphs_(backend, options.graphs, options.inject_capture_failures, options.ranks) {
   make_activations();
@@ -164,7 +172,7 @@ View Engine::logits_of(const View& stacks, const HyperConnection* mixer, std::sp
     backend_.gather(*stream_, ids.device, stacks, gathered);
     mix(*mixer, gathered, hidden);
   }
-  if (&stacks == &a_.draft_stack && options_.ranks != nullptr) options_.ranks->broadcast(*stream_, hidden, 0);
+  if (&stacks == &a_.draft_stack) share_draft(hidden);
   head(hidden, out);
   return out;
 }

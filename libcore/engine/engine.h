@@ -189,6 +189,7 @@ class Engine {
   // With the other ranks (exchange.cpp).
   void make_exchange();
   void all_gather(const View& own, const View& all);
+  void share_draft(const View& hidden);
   void exchange_slots(const MoeLayer& m, const View& ids, const View& slots);
   int64_t pool_choices(int64_t rows) const;
   void add_planted_parts(const View& y);
