@@ -7,6 +7,7 @@
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/host_threads.h"
 #include "kernels/cuda/weight_form.h"
+#include "kernels/expert_planner.h"
 
 namespace fnx::cuda {
 
@@ -22,7 +23,19 @@ void fill_arena(CudaExperts& bank, const std::vector<ExpertSource>& experts) {
                   [&](int64_t e) { bank.extents[e].write(experts[e], static_cast<int32_t>(e), to + bank.at[e]); });
 }
 
+PoolState state_of(const PoolOptions& options, const View& state) {
+  return PoolState::at(state.data, options.experts, options.lines);
+}
+
 }  // namespace
+
+std::byte* CudaExperts::home(int32_t expert) const {
+  std::byte* const host = bytes_of(arena);
+  if (host == nullptr) return nullptr;
+  void* device = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&device, host, 0), "cudaHostGetDevicePointer");
+  return static_cast<std::byte*>(device) + at[expert];
+}
 
 std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CudaExperts>();
@@ -62,7 +75,9 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
 
   const size_t in_bytes = aligned_part(bank->in * 2), width_bytes = aligned_part(bank->width * 2);
   const size_t scales = held_count * 3 * (in_bytes + width_bytes);
-  bank->memory = memory_->device(trellis + scales + aligned_part(experts.size() * sizeof(Exl3Expert)), load_stream_);
+  bank->memory = memory_->device(trellis + scales + aligned_part(experts.size() * sizeof(Exl3Expert)) +
+                                     aligned_part(pooled * sizeof(PooledExpert)),
+                                 load_stream_);
   std::byte* base = bytes_of(bank->memory);
   // One run of bytes from the arena's start to its end, so that the uploads are few and large.
   uploader().seek(base);
@@ -95,6 +110,13 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   });
   bank->table = const_cast<Exl3Expert*>(
       reinterpret_cast<const Exl3Expert*>(put(bank->entries.data(), bank->entries.size() * sizeof(Exl3Expert))));
+  std::vector<PooledExpert> homes;
+  for (int32_t e = 0; e < pooled; ++e) {
+    const ExpertExtent& x = bank->extents[e];
+    homes.push_back({bank->home(e), x.up, x.down, x.bytes});
+  }
+  if (pooled > 0)
+    bank->homes = reinterpret_cast<const PooledExpert*>(put(homes.data(), homes.size() * sizeof(PooledExpert)));
   uploader().finish();
   return bank;
 }
@@ -135,7 +157,7 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
   for (size_t i = 0; i < served.size(); ++i) {
     const int32_t e = served[i].expert;
     Exl3Expert entry = b.entries[e];
-    const std::byte* line = served[i].line.data;
+    const std::byte* line = served[i].in_place ? b.home(e) : served[i].line.data;
     if (e < b.pooled && line != nullptr) {
       const ExpertExtent& extent = b.extents[e];
       entry.gate.trellis = reinterpret_cast<const uint16_t*>(line);
@@ -152,6 +174,23 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
       {ids, entries, b.table, static_cast<int64_t>(served.size()), static_cast<int64_t>(sizeof(Exl3Expert)), true},
       s.handle());
   record(stream, *block.read);
+}
+
+void CudaBackend::plan_experts(Stream& stream, ExpertBank& bank, const PoolOptions& options, View ids, View state,
+                               View lines) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  cuda::plan_experts({state_of(options, state), options.policy == PoolPolicy::LfuDecay, options.decay_touches,
+                      ids.as<int32_t>(), ids.size(), b.homes, b.table, lines.data, lines.row_size()},
+                     s.handle());
+}
+
+void CudaBackend::fill_planned(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state, View lines) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  cuda::fill_planned({state_of(options, state), b.homes, lines.data, lines.row_size()}, s.handle());
 }
 
 void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {

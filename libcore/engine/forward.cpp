@@ -9,8 +9,6 @@ void Engine::launch_forward(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
-  if (weights_.pools && !reserving_)
-    weights_.pools->begin(batch_.rows, c.experts_per_token, c.layers() + (has_draft_head() && draft_batch_.rows > 0));
   size_t ple = 0;
   Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
@@ -89,9 +87,13 @@ void Engine::run_experts(const Layer& layer, const View& x, const View& ids, con
   const auto compute = [&] { expert_slots(layer.moe, x, ids, slots); };
   if (reserving_ || (!routing_ && !weights_.pools)) return compute();
   const int64_t l = layer_number(layer);
-  const std::span<const int32_t> routed = fetch_routing(ids);
+  const bool planned = weights_.pools && weights_.pools->on_device();
+  std::span<const int32_t> routed;
+  if (routing_ || !planned) routed = fetch_routing(ids);
   if (routing_) routing_(l, routed);
-  if (weights_.pools)
+  if (planned)
+    weights_.pools->run_planned(*stream_, l, ids, compute);
+  else if (weights_.pools)
     weights_.pools->run(*stream_, l, routed, compute);
   else
     compute();

@@ -75,7 +75,7 @@ void pooled_equals_resident(On on, int64_t tokens) {
         CHECK(c.misses > 0);
         CHECK(c.misses <= fewer);
         fewer = c.misses;
-        CHECK(weights.pools->counters(8).requests > 0);  // the draft head's
+        CHECK(weights.pools->planner(8).counters().requests > 0);  // the draft head's
         if (lines < 4) CHECK(c.waves > c.requests);
         if (lines == 32) CHECK(c.evictions == 0);
         const PoolCopies copies = weights.pools->copies();
