@@ -16,29 +16,29 @@ struct PoolWords {
   uint64_t copied_bytes;              // as they were copied
 };
 
-// Arrays inside a run of bytes(experts, lines), which is 8-byte aligned.
+// Arrays inside a run of bytes(), which is 8-byte aligned. `experts` are the pooled ones of a bank of `all`.
 struct PoolState {
-  int32_t experts = 0, lines = 0;
+  int32_t experts = 0, lines = 0, all = 0;
   PoolWords* words = nullptr;
   uint64_t* touched = nullptr;    // [experts]
-  uint64_t* heat = nullptr;       // [experts]: choices of rows
+  uint64_t* heat = nullptr;       // [all]: choices of rows
   uint32_t* count = nullptr;      // [experts]
   int32_t* line_of = nullptr;     // [experts]
   int32_t* fills = nullptr;       // [lines, 2]: line and expert of each copy of the last plan; 8-byte aligned
   int32_t* fill_count = nullptr;  // [2], the second unused
   int32_t* expert_of = nullptr;   // [lines]
 
-  static constexpr size_t bytes(int64_t experts, int64_t lines) {
-    const int64_t all = static_cast<int64_t>(sizeof(PoolWords)) + 24 * experts + 12 * lines + 8;
+  static constexpr size_t bytes(int64_t experts, int64_t lines, int64_t all) {
+    const int64_t all = static_cast<int64_t>(sizeof(PoolWords)) + 16 * experts + 8 * all + 12 * lines + 8;
     return static_cast<size_t>((all + 255) / 256 * 256);
   }
-  static PoolState at(std::byte* data, int64_t experts, int64_t lines) {
+  static PoolState at(std::byte* data, int64_t experts, int64_t lines, int64_t all) {
     PoolState s;
-    s.experts = static_cast<int32_t>(experts), s.lines = static_cast<int32_t>(lines);
+    s.experts = static_cast<int32_t>(experts), s.lines = static_cast<int32_t>(lines), s.all = static_cast<int32_t>(all);
     s.words = reinterpret_cast<PoolWords*>(data);
     s.touched = reinterpret_cast<uint64_t*>(data + sizeof(PoolWords));
     s.heat = s.touched + experts;
-    s.count = reinterpret_cast<uint32_t*>(s.heat + experts);
+    s.count = reinterpret_cast<uint32_t*>(s.heat + all);
     s.line_of = reinterpret_cast<int32_t*>(s.count + experts);
     s.fills = s.line_of + experts;
     s.fill_count = s.fills + 2 * lines;

@@ -38,9 +38,9 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
 
 std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CpuExperts>();
-  bank->experts = static_cast<int64_t>(experts.size()), bank->pooled = pooled;
+  place_experts(*bank, experts, pooled);
   bank->list.resize(experts.size());
-  for (int64_t e = 0; e < pooled; ++e) {
+  for (int64_t e = bank->first; e < bank->first + bank->pooled; ++e) {
     CpuExperts::Expert& to = bank->list[e];
     to.extent = ExpertExtent(experts[e]);
     to.at = static_cast<int64_t>(bank->host_bytes);

@@ -69,20 +69,28 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   __syncthreads();
   wait_previous();
 
-  const int choices = static_cast<int>(p.choices);
-  const auto pooled = [&](int id) { return id >= 0 && id < t.experts; };
-  for (int i = tid; i < choices; i += kPlanThreads)
-    if (const int id = p.ids[i]; pooled(id)) {
-      atomicMin(&s.first[id], i);
-      atomicAdd(reinterpret_cast<Word*>(t.heat + id), Word{1});
-    }
+  const int k = static_cast<int>(p.k), choices = static_cast<int>(p.rows) * k;
+  const auto choice = [&](int i) { return p.ids[int64_t{i / k} * p.columns + i % k]; };
+  // The state's number of the i-th choice, -1 when it is none of its experts.
+  const auto number = [&](int i) {
+    const int e = choice(i) - static_cast<int>(p.first);
+    return e >= 0 && e < t.experts ? e : -1;
+  };
+  for (int i = tid; i < choices; i += kPlanThreads) {
+    if (const int id = choice(i); id >= 0 && id < t.all) atomicAdd(reinterpret_cast<Word*>(t.heat + id), Word{1});
+    if (const int e = number(i); e >= 0) atomicMin(&s.first[e], i);
+  }
   const uint64_t halvings = since / p.decay_touches;
   if (halvings > 0)
     for (int e = tid; e < t.experts; e += kPlanThreads) t.count[e] = halvings > 31 ? 0 : t.count[e] >> halvings;
   __syncthreads();
   const int distinct = compact(
-      s.warps, choices, [&](int i) { return pooled(p.ids[i]) && s.first[p.ids[i]] == i; },
-      [&](int i, int place) { s.request[place] = p.ids[i]; });
+      s.warps, choices,
+      [&](int i) {
+        const int e = number(i);
+        return e >= 0 && s.first[e] == i;
+      },
+      [&](int i, int place) { s.request[place] = number(i); });
   for (int i = tid; i < distinct; i += kPlanThreads) {
     const int e = s.request[i];
     t.count[e] += kTouchWeight, t.touched[e] = clock + i + 1;
@@ -218,8 +226,9 @@ void check_state(const char* kernel, const PoolState& s, const void* lines, int6
 
 void plan_experts(const PlanExpertsParams& p, cudaStream_t stream) {
   check_state("plan_experts", p.state, p.lines, p.line_bytes);
-  require(p.choices >= 0 && p.choices <= 65536 && p.decay_touches >= 1, "plan_experts",
-          "up to 65536 choices and a decay from 1 touch on (choices, touches)", {p.choices, p.decay_touches});
+  require(p.rows >= 0 && p.k >= 1 && p.k <= p.columns && p.rows * p.k <= 65536 && p.decay_touches >= 1, "plan_experts",
+          "1 to all of a row's columns, up to 65536 choices and a decay from 1 touch on (rows, k, columns, touches)",
+          {p.rows, p.k, p.columns, p.decay_touches});
   launch("plan_experts", plan_experts_kernel, 1, kPlanThreads, 0, stream, p);
 }
 

@@ -14,14 +14,16 @@ struct PooledExpert {
 };
 
 // Counts, clock, lines and totals as ExpertPlanner::plan leaves them; heat of every choice; the copies, lines
-// ascending; the table's trellis addresses of experts that lost or got a line. Ids outside [0, experts) are left out.
-// Domain: 1 <= lines <= experts <= 1024, choices up to 65536.
+// ascending; the table's trellis addresses of experts that lost or got a line. Choices outside [first, first + experts)
+// are no part of the request, those outside [0, all) no heat. Domain: 1 <= lines <= experts <= 1024, rows * k up to
+// 65536.
 struct PlanExpertsParams {
   PoolState state;
   bool counts = true;  // keys of lfu-decay; else of lru
   uint32_t decay_touches = 1;
-  const int32_t* ids = nullptr;  // [choices]
-  int64_t choices = 0;
+  const int32_t* ids = nullptr;  // [rows, columns]: the first k of a row are its choice
+  int64_t rows = 0, columns = 0, k = 0;
+  int64_t first = 0;                    // id of the state's expert 0
   const PooledExpert* homes = nullptr;  // [experts]
   Exl3Expert* table = nullptr;          // [experts]
   std::byte* lines = nullptr;           // [lines, line_bytes]

@@ -7,7 +7,6 @@
 #include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
 #include "libcore/cli/ranks.h"
-#include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
 #include "libcore/measure/clock.h"
@@ -100,7 +99,7 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* rank
     return make_cpu_backend({o.threads, 0});
   }
   receipt.set_effective("device", device, device != o.device ? "rank" : o.device == 0 ? "default" : "flag");
-  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
+  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : o.models * parse_size(o.vram_limit)});
 }
 
 // Ranks of one model on one kind of backend, or none.
@@ -190,38 +189,45 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
   return d;
 }
 
+MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions engine, const Shard& shard) const {
+  engine.ranks = nullptr;  // a plan's engine agrees with nobody
+  LoadOptions load;
+  load.draft_head = engine.state.draft_head;
+  load.shard = shard, load.pools.planner = planner_of(options);
+  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
+  if (options.expert_lines != "auto") {
+    load.pools.lines = parse_list(options.expert_lines).at(0);
+    return plan_memory(*source, config, load, engine, limit);
+  }
+  MemoryPlan plan = plan_lines(*source, config, load, engine, limit);
+  if (ranks == nullptr) return plan;
+  // The rank with the least room decides for all.
+  constexpr int64_t kEveryExpert = INT64_MAX;
+  const int64_t lines = ranks->communicator().minimum(plan.lines == 0 ? kEveryExpert : plan.lines);
+  if (lines == kEveryExpert || lines == plan.lines) return plan;
+  load.pools.lines = lines;
+  return plan_memory(*source, config, load, engine, limit);
+}
+
 bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) {
   const bool automatic = options.expert_lines == "auto";
   if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
   const bool counted = backend->name() == "cuda" || options.memory_plan;
-  if (!automatic && (expert_lines < 1 || expert_lines > config.experts))
-    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer",
-                                              options.expert_lines, config.experts));
-  if (!automatic && ranks != nullptr)
-    throw Error(ErrorKind::Unsupported, fmt::format("--expert-lines {}: several ranks do not offload experts yet; use "
-                                                    "--expert-lines auto, or --tp 1",
-                                                    expert_lines));
+  const int64_t most = config.experts / shard().world;
+  if (!automatic && (expert_lines < 1 || expert_lines > most))
+    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer{}",
+                                              options.expert_lines, most, ranks != nullptr ? " on a rank" : ""));
   if (!counted) {
     run.receipt().set_effective("expert_lines", expert_lines,
                                 automatic ? "default: the cpu backend has no device memory" : "flag");
     return false;
   }
-  LoadOptions load;
-  load.draft_head = engine.state.draft_head;
-  load.shard = shard();
-  load.pools.lines = expert_lines, load.pools.planner = planner_of(options);
-  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
-  const std::vector<GpuInfo> gpus = list_gpus();
-  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
-  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
-  const bool choose = automatic && ranks == nullptr;
-  const MemoryPlan plan =
-      choose ? plan_lines(*source, config, load, engine, limit) : plan_memory(*source, config, load, engine, limit);
+  const MemoryPlan plan = plan_weights(options, engine, shard());
   expert_lines = plan.lines;
-  run.receipt().set_effective("expert_lines", expert_lines,
-                              choose      ? "default: the memory plan"
-                              : automatic ? "default: several ranks do not offload experts yet"
-                                          : "flag");
+  run.receipt().set_effective("expert_lines", expert_lines, automatic ? "default: the memory plan" : "flag");
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
                                    {"expert_lines_bytes", plan.pools},
@@ -258,11 +264,12 @@ Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
   return w;
 }
 
-void report_pools(const Weights& weights, ToolRun& run) {
+void report_pools(const Weights& weights, ToolRun& run, const std::string& part) {
   if (!weights.pools) return;
   const PoolCounters c = weights.pools->counters();
   const PoolCopies copies = weights.pools->copies();
-  Json& e = run.receipt().evidence["expert_pools"];
+  Json& all = run.receipt().evidence["expert_pools"];
+  Json& e = part.empty() ? all : all[part];
   e = {{"lines", weights.pools->options().lines},
        {"policy", pool_policy_name(weights.pools->options().policy)},
        {"planner", weights.pools->options().planner == Planner::Device ? "device" : "host"},

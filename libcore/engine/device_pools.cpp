@@ -20,14 +20,14 @@ void ExpertPools::set_planner(Planner planner) {
 void ExpertPools::go_to_device(Stream& stream) {
   for (int64_t b = 0; b < banks(); ++b) {
     Pool& p = pools_[b];
-    const PoolState s = PoolState::at(state(staged_, b).data, p.bank->pooled, options_.lines);
+    const PoolState s = PoolState::at(state(staged_, b).data, p.bank->pooled, options_.lines, p.bank->experts);
     *s.words = {}, *s.fill_count = 0;
     p.planner.store(s);
     std::copy(p.heat.begin(), p.heat.end(), s.heat);
     p.changes.clear();
-    for (int32_t e = 0; e < static_cast<int32_t>(p.bank->experts); ++e) {
+    for (int32_t e = 0; e < p.held(); ++e) {
       const int32_t at = e < p.bank->pooled ? p.planner.line_of(e) : 0;
-      p.changes.push_back({e, at < 0 ? View{} : line(p.first_line + at), at < 0});
+      p.changes.push_back({p.id(e), at < 0 ? View{} : line(p.first_line + at), at < 0});
     }
     backend_.wait(stream, *p.filled);
     backend_.serve(stream, *p.bank, p.changes);
@@ -38,10 +38,11 @@ void ExpertPools::go_to_device(Stream& stream) {
   on_ = &stream;
 }
 
-void ExpertPools::run_planned(Stream& stream, int64_t bank, const View& ids, const std::function<void()>& compute) {
+void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids,
+                              const std::function<void()>& compute) {
   Pool& p = pools_[bank];
   const View to = state(states_, bank), own = lines(p.first_line, options_.lines);
-  backend_.plan_experts(stream, *p.bank, p.planner.options(), ids, to, own);
+  backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own);
   backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own);
   if (options_.check_lines) backend_.check_served(stream, *p.bank);
   compute();
@@ -61,7 +62,7 @@ void ExpertPools::come_home() {
   constexpr auto demand = static_cast<size_t>(FillKind::Demand);
   for (int64_t b = 0; b < banks(); ++b) {
     Pool& p = pools_[b];
-    const PoolState s = PoolState::at(state(staged_, b).data, p.bank->pooled, options_.lines);
+    const PoolState s = PoolState::at(state(staged_, b).data, p.bank->pooled, options_.lines, p.bank->experts);
     const PoolWords& w = *s.words;
     const uint64_t misses = w.misses - p.planner.counters().misses;
     p.planner.load(s);
@@ -72,10 +73,10 @@ void ExpertPools::come_home() {
     rounds_.misses += misses, rounds_.bytes += w.placed_bytes + w.in_place_bytes;
     // The table as a host knows it: lines and nothing else.
     p.changes.clear();
-    for (int32_t e = 0; e < static_cast<int32_t>(p.bank->experts); ++e) {
+    for (int32_t e = 0; e < p.held(); ++e) {
       const int32_t at = e < p.bank->pooled ? p.planner.line_of(e) : 0;
       p.shown[e] = at < 0 ? -1 : p.first_line + at;
-      p.changes.push_back({e, at < 0 ? View{} : line(p.first_line + at)});
+      p.changes.push_back({p.id(e), at < 0 ? View{} : line(p.first_line + at)});
     }
     for (int32_t l = 0; l < options_.lines; ++l) p.shows[l] = p.planner.expert_of(l);
     backend_.record(stream, *p.read);

@@ -121,8 +121,8 @@ void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
 
 void Engine::begin_experts(bool round) {
   if (weights_.pools)
-    weights_.pools->begin(*stream_, batch_.rows, config().experts_per_token,
-                          config().layers() + (has_draft_head() && draft_batch_.rows > 0), round);
+    weights_.pools->begin(*stream_, pool_choices(batch_.rows),
+                          config().layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0), round);
 }
 
 std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid) {
