@@ -29,8 +29,8 @@ struct PoolState {
   int32_t* expert_of = nullptr;   // [lines]
 
   static constexpr size_t bytes(int64_t experts, int64_t lines, int64_t all) {
-    const int64_t all = static_cast<int64_t>(sizeof(PoolWords)) + 16 * experts + 8 * all + 12 * lines + 8;
-    return static_cast<size_t>((all + 255) / 256 * 256);
+    const int64_t need = static_cast<int64_t>(sizeof(PoolWords)) + 16 * experts + 8 * all + 12 * lines + 8;
+    return static_cast<size_t>((need + 255) / 256 * 256);
   }
   static PoolState at(std::byte* data, int64_t experts, int64_t lines, int64_t all) {
     PoolState s;

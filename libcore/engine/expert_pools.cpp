@@ -27,7 +27,9 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
       options_(options),
       copies_stream_(backend.make_stream()),
       ahead_stream_(backend.make_stream()),
-      timeline_(backend) {
+      timeline_(backend),
+      refill_began_(backend.make_timed_event()),
+      refilled_(backend.make_timed_event()) {
   for (ExpertBank* bank : banks) {
     Pool p{bank, ExpertPlanner(planner_options(*bank, options)), pool_lines(), {}, {}, {}, {}, nullptr, nullptr};
     p.shows.assign(static_cast<size_t>(options.lines), -1);
@@ -143,10 +145,21 @@ void ExpertPools::reset() {
 }
 
 void ExpertPools::refill() {
+  constexpr auto warm = static_cast<size_t>(FillKind::WarmStart);
+  const uint64_t before = copies_.bytes[warm];
+  for (Pool& p : pools_) backend_.wait(*copies_stream_, *p.read);
+  backend_.record(*copies_stream_, *refill_began_);
   for (Pool& p : pools_) {
     const auto heat = std::span<const uint64_t>(p.heat).subspan(p.bank->first, p.bank->pooled);
     copy(p, p.planner.warm_start(heat), FillKind::WarmStart);
   }
+  backend_.record(*copies_stream_, *refilled_);
+  refill_bytes_ = copies_.bytes[warm] - before;
+}
+
+double ExpertPools::link_bytes_per_s() const {
+  if (refill_bytes_ == 0) return 0;
+  return static_cast<double>(refill_bytes_) / backend_.elapsed_ns(*refill_began_, *refilled_) * 1e9;
 }
 
 uint64_t ExpertPools::host_bytes() const {

@@ -95,6 +95,8 @@ class ExpertPools {
   const PhaseCounters& prompts() { return come_home(), prompts_; }
   const StreamCounters& streamed() const { return streamed_; }
   TimelineSummary timeline() const { return timeline_.summary(); }
+  // As the last fill of whole pools from a profile reached it, 0 when there was none; waits for it.
+  double link_bytes_per_s() const;
 
  private:
   struct Pool {
@@ -177,6 +179,8 @@ class ExpertPools {
   uint64_t device_copied_ = 0;  // bytes, as the device counted them
   uint64_t not_copied_ = 0;     // misses that their own plan drove out again
   PhaseCounters rounds_, prompts_;
+  std::unique_ptr<Event> refill_began_, refilled_;
+  uint64_t refill_bytes_ = 0;
   PhaseCounters* phase_ = &prompts_;  // of the forward that runs
 };
 
