@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/expert_planner.h"
 #include "libcore/measure/clock.h"
 #include "libcore/measure/statistics.h"
 
