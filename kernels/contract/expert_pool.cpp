@@ -128,7 +128,8 @@ Shape pool_shape(int64_t experts, int64_t lines, bool counts, int64_t decay, int
 // A state after some requests, so that lines are full, in part or not at all.
 void add_state(Problem& p, Kind kind, Random& random) {
   const PoolOptions o = options_of(p);
-  const auto words = static_cast<int64_t>(PoolState::bytes(o.experts, o.lines, p.number("all")) / 4);
+  const PoolState offsets = PoolState::at(nullptr, o.experts, o.lines, p.number("all"));
+  const auto words = static_cast<int64_t>(reinterpret_cast<uintptr_t>(offsets.expert_of + o.lines) / 4);
   p.add("state", DType::I32, Role::InOut, false, {words});
   ExpertPlanner planner(o);
   const int64_t requests = kind == Kind::Normal ? o.lines : static_cast<int64_t>(kind) * 3;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/exl3_experts.h"
+#include "kernels/cuda/stream.h"
 #include "kernels/pool_state.h"
 
 namespace fnx::cuda {
