@@ -31,6 +31,13 @@ Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& op
   if (options_.ranks != nullptr) options_.ranks->agree(true);  // the last step that may fail on one rank alone
 }
 
+Engine::~Engine() {
+  try {
+    if (weights_.pools) weights_.pools->release(*stream_);
+  } catch (const Error&) {  // of a device that failed: nobody asks for its counts
+  }
+}
+
 void Engine::make_activations() {
   const ModelConfig& c = weights_.config;
   const int64_t R = most_draft_rows(), n = c.streams, H = c.hidden_size, draws = most_draws();
@@ -116,7 +123,14 @@ View Engine::make(DType dtype, std::initializer_list<int64_t> dims) {
 
 void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
   stage(inputs, {});
+  begin_experts(false);
   launch_forward(probe);
+}
+
+void Engine::begin_experts(bool round) {
+  if (weights_.pools)
+    weights_.pools->begin(*stream_, pool_choices(batch_.rows),
+                          config().layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0), round);
 }
 
 std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid) {
@@ -136,8 +150,9 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                0,
                greedy};
   // Rows that waited come in many numbers and seldom.
-  const bool usual = key.draft_rows <= key.rows;
-  run_round(key, usual && (key.rows == key.lanes || key.rows == key.draws), work);
+  const bool usual = key.draft_rows <= key.rows, decoding = key.rows == key.lanes || key.rows == key.draws;
+  begin_experts(decoding);
+  run_round(key, usual && decoding, work);
   if (draws.empty()) return {};
   wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
@@ -146,7 +161,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
   // Planning on the host waits for every layer's routing, as reporting does.
-  recordable = recordable && !routing_ && !slots_ && !weights_.pools;
+  recordable = recordable && !routing_ && !slots_ && (!weights_.pools || weights_.pools->records());
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);

@@ -85,9 +85,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
-  const bool here = weights_.mtp.has_value();
-  if (here && weights_.pools) weights_.pools->begin(pool_choices(draft_batch_.rows), 0);
-  if (here) absorb_drafts();
+  if (weights_.mtp) absorb_drafts();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
     const int64_t D = chain_[j].batch.rows;
@@ -126,6 +124,8 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
   const bool usual = key.draft_rows <= batch_.rows;  // no rows that waited
+  if (weights_.mtp && weights_.pools)
+    weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
   run_round(key, even && usual, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
   wait();
