@@ -85,7 +85,8 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
-  if (weights_.mtp) absorb_drafts();
+  const bool here = weights_.mtp.has_value();
+  if (here) absorb_drafts();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
     const int64_t D = chain_[j].batch.rows;
