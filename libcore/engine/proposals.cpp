@@ -125,8 +125,7 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
   const bool usual = key.draft_rows <= batch_.rows;  // no rows that waited
-  if (weights_.mtp && weights_.pools)
-    weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
+  if (weights_.mtp && weights_.pools) weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
   run_round(key, even && usual, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
   wait();
