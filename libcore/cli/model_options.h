@@ -20,6 +20,7 @@ struct ModelOptions {
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "off", expert_lines = "auto";
+  std::string planner = "host";
   std::string draft = "off";  // auto, off or a number
   int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false, memory_plan = false, check_lines = false;
