@@ -12,8 +12,8 @@ constexpr int kTileBytes = kRows * 32, kStageBytes = 2 * kTileBytes;  // rows of
 constexpr int kTotalBytes = kRows * kColumnStride * 4;
 constexpr int kSharedBytes = kTotalBytes + kStages * kStageBytes;
 
-// Shared memory: sums of the splits so far, in the end z[row][column], then a ring of rows of pairs of k-tiles. A warp
-// owns 64 outputs x 64 rows; its weights come straight into registers, four k-tiles ahead.
+// Shared memory: sums of the splits so far as z[row][column], then a ring of rows of pairs of k-tiles. A warp owns 64
+// outputs x 64 rows; its weights come straight into registers, four k-tiles ahead.
 __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
   float* z = reinterpret_cast<float*>(shared);
@@ -65,22 +65,19 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
       for (int n = 0; n < 8; ++n) mma_16816(acc[m][n], f, x[n].x, x[n].y);
     }
   };
-  // acc += the sums of the splits before, which lie in shared memory as the threads hold them; after a split that is
-  // not the last they move there.
-  const auto add_split = [&](bool first, bool last) {
-    float4* mine = reinterpret_cast<float4*>(shared) + thread;
+  // z += acc, or z = acc for the first split; then acc = 0. Every element belongs to one thread.
+  const auto add_split = [&](bool first) {
+    float* mine = z + (wn * 64 + lane % 4 * 2) * kColumnStride + wm * 64 + lane / 4;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        float4& at = mine[(m * 8 + n) * kThreads];
-        float(&v)[4] = acc[m][n];
-        float4 sum = make_float4(v[0], v[1], v[2], v[3]);
-        if (!first) sum = plus(at, sum);
-        if (!last) at = sum;
-        v[0] = last ? sum.x : 0.0f, v[1] = last ? sum.y : 0.0f;
-        v[2] = last ? sum.z : 0.0f, v[3] = last ? sum.w : 0.0f;
-      }
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float* at = mine + (n * 8 + i % 2) * kColumnStride + m * 16 + i / 2 * 8;
+          *at = first ? acc[m][n][i] : __fadd_rn(*at, acc[m][n][i]);
+          acc[m][n][i] = 0.0f;
+        }
   };
 
 #pragma unroll
@@ -99,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
     load(buffer + 1);
     slot = (slot + 1) % kStages;
     if (p + 1 == boundary) {
-      add_split(split == 0, split + 1 == a.splits);
+      add_split(split == 0);
       boundary = exl3_split_begin(a.in, a.splits, ++split + 1) / 2;
     }
   };
@@ -109,14 +106,6 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
     pair(p + 1, 2);
   }
   copy_wait<0>();
-  __syncthreads();
-  float* mine = z + (wn * 64 + lane % 4 * 2) * kColumnStride + wm * 64 + lane / 4;
-#pragma unroll
-  for (int m = 0; m < 4; ++m)
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mine[(n * 8 + i % 2) * kColumnStride + m * 16 + i / 2 * 8] = acc[m][n][i];
   __syncthreads();
 
   const int64_t column = int64_t{a.first + column_tile} * 16;

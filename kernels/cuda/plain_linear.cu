@@ -138,8 +138,10 @@ PlainPlan plain_plan(int64_t in, int64_t out) {
 
 int64_t plain_counters(int64_t, int64_t out) { return (out + kTileOut - 1) / kTileOut; }
 
-int64_t plain_partials(int64_t rows, int64_t in, int64_t out) {
-  const int64_t tiles = plain_counters(in, out), splits = plain_plan(in, out).splits;
+int64_t plain_partials(int64_t rows, int64_t in, int64_t out) { return plain_pair_partials(rows, in, out, 0); }
+
+int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
+  const int64_t tiles = plain_counters(in, out_a) + plain_counters(in, out_b), splits = plain_plan(in, out_a).splits;
   const int64_t few = tiles * splits * kTileOut * 8 * row_tiles(rows);
   return rows > kSpreadRowsMax ? std::max(few, plain_tile_partials(rows, tiles, splits)) : few;
 }
@@ -162,11 +164,6 @@ void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
 bool plain_pairs(const PlainLinearParams& a, const PlainLinearParams& b) {
   return a.dtype == DType::F16 && b.dtype == DType::F16 && a.in == b.in && a.in % 8 == 0 && a.x == b.x &&
          a.rows == b.rows;
-}
-
-int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
-  return plain_partials(rows, in, out_a) / plain_counters(in, out_a) *
-         (plain_counters(in, out_a) + plain_counters(in, out_b));
 }
 
 void plain_linear_pair(const PlainLinearParams& a, const PlainLinearParams& b, cudaStream_t stream) {

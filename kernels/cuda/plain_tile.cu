@@ -14,52 +14,88 @@ constexpr int64_t kProcessors = 132;  // of the nominal card of plan_splits
 constexpr int64_t kManyBlocks = 512;  // from here on the last blocks of a launch do not count
 
 constexpr int kBlockTiles = kOutWarps * kWarpOuts, kOuts = kBlockTiles * kTileOut;
-constexpr int kEights = 2 * kWarpOuts;  // of outputs of a warp
+constexpr int kEights = 2 * kWarpOuts;                // of outputs of a warp
+constexpr int kQuads = kEights * kWarpRows;           // fours of sums of a thread
+constexpr int kBlockQuads = (kQuads + 1) * kThreads;  // of a block; the last of a thread are the side tile's
+constexpr int kSideOuts = kTileOut, kColumns = kOuts + kSideOuts;
 
-// The side tile is a second matrix of at most 16 outputs: the first two blocks of a row of them share it.
+// The side tile is a second matrix of at most 16 outputs: the first two blocks of a row of them have eight each.
 struct Stage {
   float rows[kRows * kUnit];
-  __half weights[(kBlockTiles + 1) * kTileOut * kUnit];
+  __half weights[kColumns * kUnit];
 };
+static_assert(kStages * sizeof(Stage) >= kRows * kColumns * sizeof(float));
 
 struct TileParams {
   PlainLaunch p;
   int tiles, all_tiles;  // of 16 outputs: of the first matrix; of both, without a side tile
-  int width;             // of a row of partial sums
   int group;             // splits of a block
   bool side;
 };
 
-// blockIdx: outputs, rows, group of splits. One group leaves its sums in the output; of several, the first leaves its
-// running sum and the others each split's, and plain_add_kernel adds them.
+// What a column of a block is: an output of one of the matrices, or of none.
+struct Column {
+  bool second;
+  int out;  // -1: none
+};
+__device__ __forceinline__ Column column_of(const TileParams& q, int column) {
+  if (column >= kOuts) {
+    const int out = column - kOuts;
+    return {true, q.side && out / 8 == static_cast<int>(blockIdx.x) && out < q.p.matrix[1].out ? out : -1};
+  }
+  const int tile = static_cast<int>(blockIdx.x) * kBlockTiles + column / kTileOut;
+  const bool second = tile >= q.tiles;
+  const int out = (tile - (second ? q.tiles : 0)) * kTileOut + column % kTileOut;
+  return {second, tile < q.all_tiles && out < q.p.matrix[second].out ? out : -1};
+}
+
+// Row and column of the first of a thread's four sums; then come the next column, and both eight rows on.
+struct Place {
+  int row, column;
+};
+__device__ __forceinline__ Place place_of(int quad) {
+  static_assert(kOutWarps == kWarpRows);
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int m = quad < kQuads ? quad % kWarpRows : warp % kOutWarps;
+  return {
+      (warp / kOutWarps * kWarpRows + m) * 16 + g,
+      (quad < kQuads ? warp % kOutWarps * kEights + quad / kWarpRows : kOuts / 8 + static_cast<int>(blockIdx.x)) * 8 +
+          2 * t};
+}
+
+// The sums that this thread's block keeps of a split, or of all before; apart by kThreads.
+__device__ __forceinline__ float4* kept_sums(const TileParams& q, int slot) {
+  const int64_t block = (int64_t{slot} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  return reinterpret_cast<float4*>(q.p.partials) + block * kBlockQuads + threadIdx.x;
+}
+
+// blockIdx: outputs, rows, group of splits. One group gives the output; of several, the first leaves its running sum
+// and the others each split's, and plain_add_kernel adds them.
 __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_constant__ TileParams q) {
   extern __shared__ __align__(16) unsigned char memory[];
   const PlainLaunch& p = q.p;
   auto* stages = reinterpret_cast<Stage*>(memory);
-  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4;
   const int warp_out = warp % kOutWarps * kWarpOuts * kTileOut, warp_row = warp / kOutWarps * kWarpRows * 16;
-  const int in = static_cast<int>(p.in), first_tile = blockIdx.x * kBlockTiles;
+  const int in = static_cast<int>(p.in);
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
-  const bool idle = first_tile + warp_out / kTileOut >= q.all_tiles;
-  const int side_part = q.side && blockIdx.x < 2 ? static_cast<int>(blockIdx.x) * 2 + warp % kOutWarps : -1;
+  const bool idle = static_cast<int>(blockIdx.x) * kBlockTiles + warp_out / kTileOut >= q.all_tiles;
+  const bool side_mine = q.side && blockIdx.x < 2;
 
   const int first_split = blockIdx.z * q.group, end_split = min(first_split + q.group, p.splits);
   const int split_units = kTileSlices * p.slice_units, end_unit = min(end_split * split_units, p.units);
 
   // This thread's pieces of 16 bytes of a unit of rows and of weights; null beyond the matrices.
   constexpr int kRowCopies = kRows * kRowChunks / kThreads, kRowStep = kThreads / kRowChunks;
-  constexpr int kOutStep = kThreads / kWeightChunks, kOutCopies = (kOuts + kTileOut + kOutStep - 1) / kOutStep;
+  constexpr int kOutStep = kThreads / kWeightChunks, kOutCopies = (kColumns + kOutStep - 1) / kOutStep;
   const int row_at = tid / kRowChunks, row_chunk = tid % kRowChunks, out_chunk = tid % kWeightChunks;
   const float* row_from = p.x + (first_row + row_at) * p.in + row_chunk * 4;
   const int rows_left = static_cast<int>(min(p.rows - first_row, int64_t{kRows})) - row_at;
   const __half* out_from[kOutCopies];
 #pragma unroll
   for (int i = 0; i < kOutCopies; ++i) {
-    const int at = i * kOutStep + tid / kWeightChunks, tile = first_tile + at / kTileOut;
-    const bool of_side = at >= kOuts, second = of_side || tile >= q.tiles;
-    const int out = of_side ? at - kOuts : at % kTileOut + (tile - (second ? q.tiles : 0)) * kTileOut;
-    const bool here = (of_side ? q.side && blockIdx.x < 2 : tile < q.all_tiles) && out < p.matrix[second].out;
-    out_from[i] = here ? p.matrix[second].w + int64_t{out} * p.in + out_chunk * 8 : nullptr;
+    const Column c = column_of(q, i * kOutStep + tid / kWeightChunks);
+    out_from[i] = c.out >= 0 ? p.matrix[c.second].w + int64_t{c.out} * p.in + out_chunk * 8 : nullptr;
   }
   const auto load = [&](int unit, int at) {
     Stage& to = stages[at];
@@ -74,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
 #pragma unroll
       for (int i = 0; i < kOutCopies; ++i) {
         const bool here = out_from[i] != nullptr && k + out_chunk * 8 < in;
-        if ((i + 1) * kOutStep <= kOuts + kTileOut || i * kThreads + tid < (kOuts + kTileOut) * kWeightChunks)
+        if ((i + 1) * kOutStep <= kColumns || i * kThreads + tid < kColumns * kWeightChunks)
           copy_async16(to.weights + (i * kThreads + tid) * 8, here ? out_from[i] + k : p.matrix[0].w, here);
       }
     }
@@ -85,11 +121,13 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
   int unit = first_split * split_units, stage = 0;
 #pragma unroll
   for (int i = 0; i + 1 < kStages; ++i) load(unit + i, i);
+  float sum[kQuads + 1][4];
   for (int split = first_split; split < end_split; ++split) {
-    float sum[kEights][kWarpRows][4] = {}, side_sum[4] = {};
     const int split_end = min((split + 1) * split_units, p.units);
+#pragma unroll
+    for (int i = 0; i <= kQuads; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
     while (unit < split_end) {
-      float acc[kEights][kWarpRows][4] = {}, side[4] = {};
+      float acc[kQuads + 1][4] = {};
       const int slice_end = min(unit + p.slice_units, split_end);
       for (; unit < slice_end; ++unit) {
         copy_wait<kStages - 2>();
@@ -114,88 +152,96 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
 #pragma unroll
               for (int n = 0; n < kTogether; ++n)
 #pragma unroll
-                for (int m = 0; m < kWarpRows; ++m) mma_step(acc[n0 + n][m], x[m], w[n], i);
+                for (int m = 0; m < kWarpRows; ++m) mma_step(acc[(n0 + n) * kWarpRows + m], x[m], w[n], i);
           }
         }
-        if (side_part >= 0) {
-          const uint4 w = staged_eight(from.weights, kOuts + side_part / 2 * 8);
+        if (side_mine) {
+          const uint4 w = staged_eight(from.weights, kOuts + blockIdx.x * 8);
 #pragma unroll
           for (int m = 0; m < kWarpRows; ++m)
-            if (m == side_part % 2)
+            if (m == warp % kOutWarps)
 #pragma unroll
-              for (int i = 0; i < 4; ++i) mma_step(side, x[m], w, i);
+              for (int i = 0; i < 4; ++i) mma_step(acc[kQuads], x[m], w, i);
         }
       }
 #pragma unroll
-      for (int n = 0; n < kEights; ++n)
+      for (int n = 0; n <= kQuads; ++n)
 #pragma unroll
-        for (int m = 0; m < kWarpRows; ++m)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[n][m][i] += acc[n][m][i];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) side_sum[i] += side[i];
+        for (int i = 0; i < 4; ++i) sum[n][i] += acc[n][i];
     }
-    const auto put = [&](bool second, int64_t row, int out, float v) {
-      const PlainMatrix& m = p.matrix[second];
-      if (row >= p.rows || out >= m.out) return;
-      const int slot = blockIdx.z == 0 ? 0 : split;
-      float* to = gridDim.z == 1
-                      ? m.y + row * m.out + out
-                      : p.partials + (slot * p.rows + row) * q.width + (second ? q.tiles * kTileOut : 0) + out;
-      if (blockIdx.z == 0 && split > 0) v = __ldcg(to) + v;
-      if (gridDim.z == 1 && split + 1 == p.splits)
-        put_output(p, m, row, out, v);
-      else
-        __stcg(to, v);
-    };
+    const bool keep = gridDim.z > 1 || split + 1 < p.splits, more = blockIdx.z == 0 && split > 0;
+    float4* kept = kept_sums(q, blockIdx.z == 0 ? 0 : split);
+    float4 before[kQuads + 1] = {};
+    if (more)
 #pragma unroll
-    for (int n = 0; n < kEights; ++n) {
-      const int tile = first_tile + warp_out / kTileOut + n / 2;
-      if (tile >= q.all_tiles) break;
-      const bool second = tile >= q.tiles;
+      for (int i = 0; i <= kQuads; ++i)
+        if (i < kQuads || side_mine) before[i] = __ldcg(kept + i * kThreads);
 #pragma unroll
-      for (int m = 0; m < kWarpRows; ++m)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          put(second, first_row + warp_row + m * 16 + i / 2 * 8 + g,
-              (tile - (second ? q.tiles : 0)) * kTileOut + n % 2 * 8 + 2 * t + i % 2, sum[n][m][i]);
+    for (int i = 0; i <= kQuads; ++i) {
+      float(&v)[4] = sum[i];
+      if (more)
+        v[0] = before[i].x + v[0], v[1] = before[i].y + v[1], v[2] = before[i].z + v[2], v[3] = before[i].w + v[3];
+      if (keep && (i < kQuads || side_mine)) __stcg(kept + i * kThreads, make_float4(v[0], v[1], v[2], v[3]));
     }
-    if (side_part >= 0)
+  }
+  if (gridDim.z > 1) return;
+  // Through shared memory, so that the outputs leave in whole lines.
+  auto* out = reinterpret_cast<float*>(memory);
+  copy_wait<0>();
+  __syncthreads();
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        put(true, first_row + warp_row + side_part % 2 * 16 + i / 2 * 8 + g, side_part / 2 * 8 + 2 * t + i % 2,
-            side_sum[i]);
+  for (int n = 0; n <= kQuads; ++n) {
+    if (n == kQuads && !side_mine) break;
+    const Place at = place_of(n);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+      *reinterpret_cast<float2*>(out + (at.row + i * 4) * kColumns + at.column) = make_float2(sum[n][i], sum[n][i + 1]);
+  }
+  __syncthreads();
+  const int rows = static_cast<int>(min(p.rows - first_row, int64_t{kRows}));
+#pragma unroll 1
+  for (int column = lane; column < kColumns; column += 32) {
+    const Column c = column_of(q, column);
+    if (c.out < 0) continue;
+#pragma unroll 4
+    for (int row = warp; row < rows; row += kThreads / 32)
+      put_output(p, p.matrix[c.second], first_row + row, c.out, out[row * kColumns + column]);
   }
 }
 
-__global__ void __launch_bounds__(256) plain_add_kernel(const __grid_constant__ TileParams q) {
+// blockIdx: outputs, rows, four sums of a thread.
+__global__ void __launch_bounds__(kThreads) plain_add_kernel(const __grid_constant__ TileParams q) {
   wait_previous();
-  const PlainLaunch& p = q.p;
-  const auto first = static_cast<unsigned>(p.matrix[0].out);
-  const unsigned outs = first + static_cast<unsigned>(p.matrix[1].w != nullptr ? p.matrix[1].out : 0);
-  const unsigned at = blockIdx.x * 256 + threadIdx.x, row = at / outs, out = at % outs;
-  if (row >= p.rows) return;
-  const bool second = out >= first;
-  const float* from = p.partials + int64_t{row} * q.width + (second ? q.tiles * kTileOut + out - first : out);
-  float sum = __ldcg(from);
+  const int quad = blockIdx.z;
+  if (quad == kQuads && blockIdx.x >= 2) return;
+  float4 sum = __ldcg(kept_sums(q, 0) + quad * kThreads);
 #pragma unroll 8
-  for (int split = q.group; split < p.splits; ++split) sum += __ldcg(from + split * p.rows * q.width);
-  put_output(p, p.matrix[second], row, second ? out - first : out, sum);
+  for (int split = q.group; split < q.p.splits; ++split) {
+    const float4 v = __ldcg(kept_sums(q, split) + quad * kThreads);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  const Place at = place_of(quad);
+  const float v[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Column c = column_of(q, at.column + i % 2);
+    const int64_t row = int64_t{blockIdx.y} * kRows + at.row + i / 2 * 8;
+    if (c.out >= 0) put_output(q.p, q.p.matrix[c.second], row, c.out, v[i]);
+  }
 }
 
 TileParams tile_params(const PlainLaunch& p) {
   const int second = p.matrix[1].w != nullptr ? static_cast<int>(blocks_of(p.matrix[1].out, kTileOut)) : 0;
-  TileParams q{p, static_cast<int>(blocks_of(p.matrix[0].out, kTileOut)), 0, 0, p.splits, second == 1};
+  TileParams q{p, static_cast<int>(blocks_of(p.matrix[0].out, kTileOut)), 0, p.splits, second == 1};
   q.all_tiles = q.tiles + (q.side ? 0 : second);
-  q.width = (q.tiles + second) * kTileOut;
   return q;
 }
 
 }  // namespace
 
 int64_t plain_tile_partials(int64_t rows, int64_t tiles, int64_t splits) {
-  const int64_t most = int64_t{blocks_of(kManyBlocks, blocks_of(tiles, kBlockTiles))} * kRows;
-  return splits == 1 ? 0 : splits * std::min(rows, most) * tiles * kTileOut;
+  const int64_t blocks = std::max(2u, blocks_of(tiles, kBlockTiles)) * int64_t{blocks_of(rows, kRows)};
+  return splits == 1 ? 0 : std::max(blocks, splits * std::min(blocks, kManyBlocks)) * kBlockQuads * 4;
 }
 
 void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stream) {
@@ -212,8 +258,8 @@ void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stre
   check_cuda(cudaFuncSetAttribute(plain_tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), name);
   launch(name, plain_tile_kernel, grid, kThreads, kBytes, stream, q);
   if (grid.z == 1) return;
-  const int64_t outs = q.p.matrix[0].out + (q.p.matrix[1].w != nullptr ? q.p.matrix[1].out : 0);
-  launch(name, plain_add_kernel, blocks_of(q.p.rows * outs, 256), 256, 0, stream, q);
+  grid.z = kQuads + q.side;
+  launch(name, plain_add_kernel, grid, kThreads, 0, stream, q);
 }
 
 }  // namespace fnx::cuda
