@@ -1,4 +1,4 @@
-// Plain linear layers of prompts: tiles of 128 rows by 128 outputs, the sums of plain_linear.
+// Plain linear layers of prompts: tiles of 128 rows by 64 outputs, the sums of plain_linear.
 #include "kernels/cuda/plain_tile.cuh"
 
 #include <algorithm>
@@ -7,17 +7,17 @@ namespace fnx::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kOutWarps = 2, kRowWarps = 4, kWarpRows = 2;  // tiles of 16 rows of a warp
-constexpr int kRows = kRowWarps * kWarpRows * 16, kStages = 3;
-constexpr int kWarpOuts = 4;  // output tiles of a warp: more leave its registers no room for weights on their way
-constexpr int64_t kProcessors = 132;  // of the nominal card of plan_splits
+constexpr int kWarps = 4, kThreads = 32 * kWarps, kStages = 3;
+constexpr int kWarpRows = 2;          // tiles of 16 rows of a warp
+constexpr int kBlockTiles = 4;        // of outputs: more leave the registers no room for weights on their way
+constexpr int64_t kSlots = 132 * 2;   // for blocks, on the nominal card of plan_splits
 constexpr int64_t kManyBlocks = 512;  // from here on the last blocks of a launch do not count
 
-constexpr int kBlockTiles = kOutWarps * kWarpOuts, kOuts = kBlockTiles * kTileOut;
-constexpr int kEights = 2 * kWarpOuts;                // of outputs of a warp
-constexpr int kQuads = kEights * kWarpRows;           // fours of sums of a thread
-constexpr int kBlockQuads = (kQuads + 1) * kThreads;  // of a block; the last of a thread are the side tile's
-constexpr int kSideOuts = kTileOut, kColumns = kOuts + kSideOuts;
+constexpr int kRows = kWarps * kWarpRows * 16, kOuts = kBlockTiles * kTileOut, kEights = kOuts / 8;
+constexpr int kQuads = kEights * kWarpRows,
+              kAllQuads = kQuads + kWarpRows;  // a thread's fours of sums; the side's last
+constexpr int kBlockQuads = kAllQuads * kThreads;
+constexpr int kColumns = kOuts + kTileOut;  // with the side tile
 
 // The side tile is a second matrix of at most 16 outputs: the first two blocks of a row of them have eight each.
 struct Stage {
@@ -54,13 +54,9 @@ struct Place {
   int row, column;
 };
 __device__ __forceinline__ Place place_of(int quad) {
-  static_assert(kOutWarps == kWarpRows);
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int m = quad < kQuads ? quad % kWarpRows : warp % kOutWarps;
-  return {
-      (warp / kOutWarps * kWarpRows + m) * 16 + g,
-      (quad < kQuads ? warp % kOutWarps * kEights + quad / kWarpRows : kOuts / 8 + static_cast<int>(blockIdx.x)) * 8 +
-          2 * t};
+  const int eight = quad < kQuads ? quad / kWarpRows : kEights + static_cast<int>(blockIdx.x);
+  return {(warp * kWarpRows + quad % kWarpRows) * 16 + g, eight * 8 + 2 * t};
 }
 
 // The sums that this thread's block keeps of a split, or of all before; apart by kThreads.
@@ -71,15 +67,15 @@ __device__ __forceinline__ float4* kept_sums(const TileParams& q, int slot) {
 
 // blockIdx: outputs, rows, group of splits. One group gives the output; of several, the first leaves its running sum
 // and the others each split's, and plain_add_kernel adds them.
-__global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_constant__ TileParams q) {
+__global__ void __launch_bounds__(kThreads, 2) plain_tile_kernel(const __grid_constant__ TileParams q) {
   extern __shared__ __align__(16) unsigned char memory[];
   const PlainLaunch& p = q.p;
   auto* stages = reinterpret_cast<Stage*>(memory);
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4;
-  const int warp_out = warp % kOutWarps * kWarpOuts * kTileOut, warp_row = warp / kOutWarps * kWarpRows * 16;
+  const int warp_row = warp * kWarpRows * 16;
   const int in = static_cast<int>(p.in);
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
-  const bool idle = static_cast<int>(blockIdx.x) * kBlockTiles + warp_out / kTileOut >= q.all_tiles;
+  const bool idle = static_cast<int>(blockIdx.x) * kBlockTiles >= q.all_tiles;
   const bool side_mine = q.side && blockIdx.x < 2;
 
   const int first_split = blockIdx.z * q.group, end_split = min(first_split + q.group, p.splits);
@@ -121,13 +117,13 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
   int unit = first_split * split_units, stage = 0;
 #pragma unroll
   for (int i = 0; i + 1 < kStages; ++i) load(unit + i, i);
-  float sum[kQuads + 1][4];
+  float sum[kAllQuads][4];
   for (int split = first_split; split < end_split; ++split) {
     const int split_end = min((split + 1) * split_units, p.units);
 #pragma unroll
-    for (int i = 0; i <= kQuads; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
+    for (int i = 0; i < kAllQuads; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
     while (unit < split_end) {
-      float acc[kQuads + 1][4] = {};
+      float acc[kAllQuads][4] = {};
       const int slice_end = min(unit + p.slice_units, split_end);
       for (; unit < slice_end; ++unit) {
         copy_wait<kStages - 2>();
@@ -146,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
           for (int n0 = 0; n0 < kEights; n0 += kTogether) {
             uint4 w[kTogether];
 #pragma unroll
-            for (int n = 0; n < kTogether; ++n) w[n] = staged_eight(from.weights, warp_out + (n0 + n) * 8);
+            for (int n = 0; n < kTogether; ++n) w[n] = staged_eight(from.weights, (n0 + n) * 8);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -159,25 +155,24 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
           const uint4 w = staged_eight(from.weights, kOuts + blockIdx.x * 8);
 #pragma unroll
           for (int m = 0; m < kWarpRows; ++m)
-            if (m == warp % kOutWarps)
 #pragma unroll
-              for (int i = 0; i < 4; ++i) mma_step(acc[kQuads], x[m], w, i);
+            for (int i = 0; i < 4; ++i) mma_step(acc[kQuads + m], x[m], w, i);
         }
       }
 #pragma unroll
-      for (int n = 0; n <= kQuads; ++n)
+      for (int n = 0; n < kAllQuads; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[n][i] += acc[n][i];
     }
     const bool keep = gridDim.z > 1 || split + 1 < p.splits, more = blockIdx.z == 0 && split > 0;
     float4* kept = kept_sums(q, blockIdx.z == 0 ? 0 : split);
-    float4 before[kQuads + 1] = {};
+    float4 before[kAllQuads] = {};
     if (more)
 #pragma unroll
-      for (int i = 0; i <= kQuads; ++i)
+      for (int i = 0; i < kAllQuads; ++i)
         if (i < kQuads || side_mine) before[i] = __ldcg(kept + i * kThreads);
 #pragma unroll
-    for (int i = 0; i <= kQuads; ++i) {
+    for (int i = 0; i < kAllQuads; ++i) {
       float(&v)[4] = sum[i];
       if (more)
         v[0] = before[i].x + v[0], v[1] = before[i].y + v[1], v[2] = before[i].z + v[2], v[3] = before[i].w + v[3];
@@ -190,8 +185,8 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
   copy_wait<0>();
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n <= kQuads; ++n) {
-    if (n == kQuads && !side_mine) break;
+  for (int n = 0; n < kAllQuads; ++n) {
+    if (n >= kQuads && !side_mine) break;
     const Place at = place_of(n);
 #pragma unroll
     for (int i = 0; i < 4; i += 2)
@@ -213,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 1) plain_tile_kernel(const __grid_co
 __global__ void __launch_bounds__(kThreads) plain_add_kernel(const __grid_constant__ TileParams q) {
   wait_previous();
   const int quad = blockIdx.z;
-  if (quad == kQuads && blockIdx.x >= 2) return;
+  if (quad >= kQuads && blockIdx.x >= 2) return;
   float4 sum = __ldcg(kept_sums(q, 0) + quad * kThreads);
 #pragma unroll 8
   for (int split = q.group; split < q.p.splits; ++split) {
@@ -250,7 +245,7 @@ void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stre
   const unsigned wide = blocks_of(q.all_tiles, kBlockTiles);
   dim3 grid(q.side ? std::max(wide, 2u) : wide, blocks_of(q.p.rows, kRows), 1);
   const int64_t blocks = int64_t{grid.x} * grid.y;
-  const auto rounds = [&](unsigned z) { return blocks_of(blocks * z, kProcessors); };
+  const auto rounds = [&](unsigned z) { return blocks_of(blocks * z, kSlots); };
   for (int group = q.p.splits - 1; group > 0 && blocks < kManyBlocks; --group) {
     const unsigned z = blocks_of(q.p.splits, group);
     if (rounds(z) * grid.z < rounds(grid.z) * z) q.group = group, grid.z = z;
@@ -258,7 +253,7 @@ void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stre
   check_cuda(cudaFuncSetAttribute(plain_tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), name);
   launch(name, plain_tile_kernel, grid, kThreads, kBytes, stream, q);
   if (grid.z == 1) return;
-  grid.z = kQuads + q.side;
+  grid.z = q.side ? kAllQuads : kQuads;
   launch(name, plain_add_kernel, grid, kThreads, 0, stream, q);
 }
 
