@@ -203,7 +203,10 @@ std::unique_ptr<Kernel> qsa_write_entry() {
        {"inv_freq", "F32", "[rotary / 2]", 4, "read"},
        {"lanes", "I32", "[lanes, 4]", 16, "read"},
        {"block_table", "I32", "[slots, width]", 4, "read"},
-       {"keys", "BF16 or F32", "[pages, page_tokens, kv_heads, 256]", 4, "written at the rows' tokens"},
+       {"kv_table", "I32", "[slots, width]", 4, "read"},
+       {"keys", "BF16 or F32",
+        "[pages, page_tokens, kv_heads, 256] in two ranges, one of which may be mapped host memory", 4,
+        "written at the rows' tokens"},
        {"values", "BF16 or F32", "as keys", 4, "written at the rows' tokens"},
        {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 4, "written at the blocks that the rows complete"},
        {"raw_keys", "F32", "[slots, ratio, 128]", 4, "read and written"}},
@@ -228,7 +231,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
     LaneBatch lanes(p);
-    lanes.batch.block_table = p["block_table"].view();
+    lanes.batch.block_table = p["block_table"].view(), lanes.batch.kv_table = p["kv_table"].view();
     backend->qsa_write(*backend->make_stream(), qsa_weights(p), lanes.batch, qsa_rows(p), qsa_cache(p));
   };
   e.part = lanes_part;

@@ -8,6 +8,7 @@
 #include "libcore/cli/qualification.h"
 #include "libcore/cli/ranks.h"
 #include "libcore/engine/memory_plan.h"
+#include "libcore/engine/pool_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
 #include "libcore/measure/clock.h"
@@ -53,6 +54,16 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
         ->capture_default_str();
   }
   app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
+}
+
+void ModelOptions::add_pages(CLI::App& app) {
+  kv_device_tokens = "auto";
+  app.add_option("--kv-device-tokens", kv_device_tokens,
+                 "Tokens of all sequences whose keys and values stay on the device, the newest; older ones wait in host "
+                 "memory: a number, or auto for all, and for an eighth of a device that the model does not fit")
+      ->check(CLI::IsMember({"auto"}) | CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->type_name("N|auto")
+      ->capture_default_str();
 }
 
 namespace {
@@ -131,6 +142,9 @@ void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
   m.source = std::move(checkpoint);
 }
 
+// Of a device's memory, what keys and values take by themselves when not everything fits.
+constexpr uint64_t kPageShare = 8;
+
 // What one rank holds.
 Json shard_json(const Weights& w) {
   const int64_t each = w.config.experts / w.shard.world, first = w.shard.rank * each;
@@ -183,7 +197,9 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
   return d;
 }
 
-bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) {
+bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run) {
+  const bool share_pages = options.kv_device_tokens == "auto";
+  if (!share_pages && options.kv_device_tokens != "all") engine.state.device_tokens = std::stoll(options.kv_device_tokens);
   const bool automatic = options.expert_lines == "auto";
   if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
   const bool counted = backend->name() == "cuda" || options.memory_plan;
@@ -208,8 +224,19 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
   if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   const bool choose = automatic && ranks == nullptr;
-  const MemoryPlan plan =
-      choose ? plan_lines(*source, config, load, engine, limit) : plan_memory(*source, config, load, engine, limit);
+  const auto make_plan = [&] {
+    return choose ? plan_lines(*source, config, load, engine, limit)
+                  : plan_memory(*source, config, load, engine, limit);
+  };
+  MemoryPlan plan = make_plan();
+  if (share_pages && limit > 0 && (plan.lines > 0 || plan.total() > limit)) {
+    const auto share = static_cast<int64_t>(limit / kPageShare / kv_token_bytes(config, engine.state));
+    if (share < engine.state.tokens) engine.state.device_tokens = share, plan = make_plan();
+  }
+  if (options.kv_device_tokens != "all")
+    run.receipt().set_effective("kv_device_tokens",
+                                engine.state.device_tokens > 0 ? Json(engine.state.device_tokens) : Json("all"),
+                                share_pages ? "default: the memory plan" : "flag");
   expert_lines = plan.lines;
   run.receipt().set_effective("expert_lines", expert_lines,
                               choose      ? "default: the memory plan"
@@ -222,7 +249,8 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
                                    {"scratch_bytes", plan.scratch},
                                    {"workspaces_bytes", plan.workspaces},
                                    {"limit_bytes", plan.limit},
-                                   {"pinned_host_bytes", plan.host}},
+                                   {"pinned_host_bytes", plan.host},
+                                   {"pinned_host_pages_bytes", plan.host_pages}},
                               "computed");
   if (options.memory_plan) run.print(plan_text(plan));
   require_fit(plan);
@@ -278,6 +306,21 @@ void report_pools(const Weights& weights, ToolRun& run) {
                    {"needed", t.needed},
                    {"copied_ahead", t.ahead},
                    {"copied_on_demand", t.demand}};
+}
+
+void report_pages(const StatePool& state, ToolRun& run) {
+  if (!state.host_tier()) return;
+  const PageTraffic t = state.traffic();
+  run.receipt().evidence["kv_pages"] = {{"page_tokens", state.page_tokens()},
+                                        {"on_device", state.pages().near()},
+                                        {"host_bytes", state.host_bytes()},
+                                        {"spilled", t.pages.spilled},
+                                        {"spilled_bytes", t.spilled_bytes},
+                                        {"never_on_device", t.pages.born_far},
+                                        {"freed_in_host", t.pages.freed_far},
+                                        {"staged", t.staged},
+                                        {"staged_bytes", t.staged_bytes},
+                                        {"rows_in_place", t.rows_in_place}};
 }
 
 }  // namespace fnx

@@ -19,13 +19,16 @@ struct ModelOptions {
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "off", expert_lines = "auto";
-  std::string draft = "off";  // auto, off or a number
+  std::string draft = "off";             // auto, off or a number
+  std::string kv_device_tokens = "all";  // all, auto or a number
   int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false, memory_plan = false, check_lines = false;
   bool ranks = false;  // set by tools that can run on several
 
   // `drafts`: also --draft, for a tool that drafts.
   void add(CLI::App& app, bool drafts = false);
+  // Also --kv-device-tokens, for a tool that reports pages.
+  void add_pages(CLI::App& app);
 };
 
 // A model whose config was read; weights are not loaded yet.
@@ -49,9 +52,10 @@ struct OpenedModel {
   // What --draft asks of this model; `why_not` is a reason to decode plainly unless a number was given. Throws
   // Unsupported when there is no draft head, or such a reason.
   DraftOptions drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const;
-  // Chooses the expert lines. On a GPU: what the run will need, into the receipt and refused when it does not fit. True
-  // when the user asked for no more than that; it was printed then.
-  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run);
+  // Chooses the expert lines and, in `engine`, the tokens whose keys and values stay on the device. On a GPU: what the
+  // run will need, into the receipt and refused when it does not fit. True when the user asked for no more than that; it
+  // was printed then.
+  bool plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run);
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
   // The same with other options, for weights beside the run's own.
@@ -60,5 +64,7 @@ struct OpenedModel {
 
 // What the pools of offloaded experts did, into the receipt's evidence; fails the run when their counts do not add up.
 void report_pools(const Weights& weights, ToolRun& run);
+// The same of pages in host memory.
+void report_pages(const StatePool& state, ToolRun& run);
 
 }  // namespace fnx
