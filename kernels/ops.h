@@ -51,15 +51,18 @@ struct ExpertSource {
   bool held() const { return gate.trellis != nullptr || gate.plain != nullptr; }
 };
 
-// The experts of one layer in the backend's form. The first `pooled` lie in host memory and are computed from lines:
-// stretches of device memory that fill() brings them to and serve() names.
+// The experts of one layer in the backend's form. Those in [first, first + pooled) lie in host memory and are computed
+// from lines: stretches of device memory that fill() brings them to and serve() names.
 class ExpertBank {
  public:
   virtual ~ExpertBank() = default;
   int64_t experts = 0, in = 0, width = 0;
-  int64_t pooled = 0, line_bytes = 0;  // line_bytes: what a line for any of them takes, a multiple of 256
-  uint64_t host_bytes = 0;             // that the pooled ones take
-  uint64_t filled_bytes = 0;           // that fill() has copied
+  int64_t first = 0, pooled = 0;
+  std::vector<int32_t> others;  // held and not pooled
+  int64_t line_bytes = 0;       // what a line for any pooled expert takes, a multiple of 256
+  uint64_t host_bytes = 0;      // that the pooled ones take
+  uint64_t filled_bytes = 0;    // that fill() has copied
+  bool is_pooled(int64_t expert) const { return expert >= first && expert < first + pooled; }
 };
 
 // Where the next operations find a pooled expert: U8, the line that it was brought to, or nothing.
@@ -244,8 +247,8 @@ class Backend {
   // nothing to record. Throws Device when that fails, and what `calls` throws; the stream can be used on.
   virtual std::unique_ptr<Graph> capture(Stream&, const std::function<void()>& calls) = 0;
   virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
-  // The first `pooled`, all of them held, go to pinned host memory, and none of them is served yet; the others to the
-  // device.
+  // Of the first `pooled`, those held, one after the other, go to pinned host memory, and none of them is served yet;
+  // the others to the device.
   virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) = 0;
 
   // dst = src, bytes of equal size, between any two spaces.

@@ -38,9 +38,9 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
 
 std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CpuExperts>();
-  bank->experts = static_cast<int64_t>(experts.size()), bank->pooled = pooled;
+  place_experts(*bank, experts, pooled);
   bank->list.resize(experts.size());
-  for (int64_t e = 0; e < pooled; ++e) {
+  for (int64_t e = bank->first; e < bank->first + bank->pooled; ++e) {
     CpuExperts::Expert& to = bank->list[e];
     to.extent = ExpertExtent(experts[e]);
     to.at = static_cast<int64_t>(bank->host_bytes);
@@ -79,7 +79,7 @@ void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> 
   for (const ServedExpert& s : served) {
     CpuExperts::Expert& e = b.list[s.expert];
     e.served = static_cast<bool>(s.line);
-    if (s.expert >= b.pooled) continue;
+    if (!b.is_pooled(s.expert)) continue;
     e.line = s.line.data;
     if (!e.served) continue;
     e.gate->move_to(e.line), e.up->move_to(e.line + e.extent.up), e.down->move_to(e.line + e.extent.down);
@@ -88,8 +88,9 @@ void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> 
 
 void CpuBackend::check_served(Stream&, const ExpertBank& bank) {
   const auto& b = static_cast<const CpuExperts&>(bank);
-  for (int32_t i = 0; i < b.pooled; ++i)
-    if (const CpuExperts::Expert& e = b.list[i]; e.served) require_canary(i, e.line + e.extent.canary);
+  for (int64_t i = b.first; i < b.first + b.pooled; ++i)
+    if (const CpuExperts::Expert& e = b.list[i]; e.served)
+      require_canary(static_cast<int32_t>(i), e.line + e.extent.canary);
 }
 
 namespace {

@@ -18,15 +18,17 @@ std::byte* bytes_of(const Buffer& b) { return b.view(DType::U8, {0}).data; }
 
 void fill_arena(CudaExperts& bank, const std::vector<ExpertSource>& experts) {
   std::byte* to = bytes_of(bank.arena);
-  on_host_threads(bank.pooled,
-                  [&](int64_t e) { bank.extents[e].write(experts[e], static_cast<int32_t>(e), to + bank.at[e]); });
+  on_host_threads(bank.pooled, [&](int64_t i) {
+    const int64_t e = bank.first + i;
+    bank.extents[i].write(experts[e], static_cast<int32_t>(e), to + bank.at[i]);
+  });
 }
 
 }  // namespace
 
 std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CudaExperts>();
-  bank->experts = static_cast<int64_t>(experts.size()), bank->pooled = pooled;
+  place_experts(*bank, experts, pooled);
   const auto held = std::find_if(experts.begin(), experts.end(), [](const ExpertSource& e) { return e.held(); });
   if (held == experts.end()) return bank;
   const LinearSource& first = held->gate;
@@ -45,16 +47,16 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
         throw Error(ErrorKind::Unsupported,
                     "the cuda backend runs routed experts in EXL3, of one codebook a layer and without bias; use "
                     "--backend cpu");
-      if (static_cast<int64_t>(e) >= pooled) trellis += aligned_part(static_cast<size_t>(matrix_bytes(*s)));
+      if (!bank->is_pooled(static_cast<int64_t>(e))) trellis += aligned_part(static_cast<size_t>(matrix_bytes(*s)));
     }
   }
-  for (int64_t e = 0; e < pooled; ++e) {
-    bank->extents.emplace_back(experts[e]);
+  for (int64_t i = 0; i < bank->pooled; ++i) {
+    bank->extents.emplace_back(experts[bank->first + i]);
     bank->at.push_back(static_cast<int64_t>(bank->host_bytes));
     bank->host_bytes += bank->extents.back().stride();
     bank->line_bytes = std::max(bank->line_bytes, bank->extents.back().stride());
   }
-  if (pooled > 0) {
+  if (bank->pooled > 0) {
     bank->arena = memory_->pinned(bank->host_bytes);
     if (!memory_->plan()) fill_arena(*bank, experts);
     make_serve_blocks(bank->experts);
@@ -79,7 +81,7 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   const auto each = [&](auto fn) {
     for (size_t e = 0; e < experts.size(); ++e) {
       if (!experts[e].held()) continue;
-      const bool here = static_cast<int64_t>(e) >= pooled;
+      const bool here = !bank->is_pooled(static_cast<int64_t>(e));
       fn(here, experts[e].gate, bank->entries[e].gate);
       fn(here, experts[e].up, bank->entries[e].up);
       fn(here, experts[e].down, bank->entries[e].down);
@@ -111,13 +113,14 @@ void CudaBackend::make_serve_blocks(int64_t experts) {
 
 void CudaBackend::fill(Stream& stream, ExpertBank& bank, int32_t expert, View line) {
   auto& b = static_cast<CudaExperts&>(bank);
-  const ExpertExtent& extent = b.extents[expert];
+  const int64_t i = expert - b.first;
+  const ExpertExtent& extent = b.extents[i];
   if (line.bytes() < extent.bytes)
     throw Error(ErrorKind::Internal, "a line of " + std::to_string(line.bytes()) + " bytes for an expert of " +
                                          std::to_string(extent.bytes));
   auto& s = static_cast<BackendStream&>(stream);
   if (!s.running()) return;
-  check_cuda(cudaMemcpyAsync(line.data, bytes_of(b.arena) + b.at[expert], static_cast<size_t>(extent.bytes),
+  check_cuda(cudaMemcpyAsync(line.data, bytes_of(b.arena) + b.at[i], static_cast<size_t>(extent.bytes),
                              cudaMemcpyHostToDevice, s.handle()),
              "copy of an expert");
   b.filled_bytes += static_cast<uint64_t>(extent.bytes);
@@ -136,15 +139,15 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
     const int32_t e = served[i].expert;
     Exl3Expert entry = b.entries[e];
     const std::byte* line = served[i].line.data;
-    if (e < b.pooled && line != nullptr) {
-      const ExpertExtent& extent = b.extents[e];
+    if (b.is_pooled(e) && line != nullptr) {
+      const ExpertExtent& extent = b.extents[e - b.first];
       entry.gate.trellis = reinterpret_cast<const uint16_t*>(line);
       entry.up.trellis = reinterpret_cast<const uint16_t*>(line + extent.up);
       entry.down.trellis = reinterpret_cast<const uint16_t*>(line + extent.down);
       b.entries[e] = entry;
     }
     if (line == nullptr) entry.gate.trellis = nullptr;
-    if (e < b.pooled) b.entries[e].gate.trellis = entry.gate.trellis;
+    if (b.is_pooled(e)) b.entries[e].gate.trellis = entry.gate.trellis;
     ids[i] = e, entries[i] = entry;
   }
   // The kernel reads the block from host memory: a copy would wait behind those of experts.
@@ -163,11 +166,12 @@ void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {
       cudaMemcpyAsync(table.data(), b.table, table.size() * sizeof(Exl3Expert), cudaMemcpyDeviceToHost, s.handle()),
       "table of experts");
   s.synchronize();
-  for (int32_t e = 0; e < b.pooled; ++e) {
+  for (int64_t i = 0; i < b.pooled; ++i) {
+    const auto e = static_cast<int32_t>(b.first + i);
     if (table[e].gate.trellis == nullptr) continue;
     std::array<int32_t, 4> held{};
     check_cuda(
-        cudaMemcpyAsync(held.data(), reinterpret_cast<const std::byte*>(table[e].gate.trellis) + b.extents[e].canary,
+        cudaMemcpyAsync(held.data(), reinterpret_cast<const std::byte*>(table[e].gate.trellis) + b.extents[i].canary,
                         sizeof held, cudaMemcpyDefault, s.handle()),
         "canary");
     s.synchronize();

@@ -2,12 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/devices.h"
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
 #include "libcore/cli/ranks.h"
-#include "libcore/engine/memory_plan.h"
 #include "libcore/engine/pool_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
@@ -58,9 +59,10 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
 
 void ModelOptions::add_pages(CLI::App& app) {
   kv_device_tokens = "auto";
-  app.add_option("--kv-device-tokens", kv_device_tokens,
-                 "Tokens of all sequences whose keys and values stay on the device, the newest; older ones wait in host "
-                 "memory: a number, or auto for all, and for an eighth of a device that the model does not fit")
+  app.add_option(
+         "--kv-device-tokens", kv_device_tokens,
+         "Tokens of all sequences whose keys and values stay on the device, the newest; older ones wait in host "
+         "memory: a number, or auto for all, and for an eighth of a device that the model does not fit")
       ->check(CLI::IsMember({"auto"}) | CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->type_name("N|auto")
       ->capture_default_str();
@@ -104,7 +106,7 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* rank
     return make_cpu_backend({o.threads, 0});
   }
   receipt.set_effective("device", device, device != o.device ? "rank" : o.device == 0 ? "default" : "flag");
-  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
+  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : o.models * parse_size(o.vram_limit)});
 }
 
 // Ranks of one model on one kind of backend, or none.
@@ -197,51 +199,62 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
   return d;
 }
 
+MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions engine, const Shard& shard) const {
+  engine.ranks = nullptr;  // a plan's engine agrees with nobody
+  LoadOptions load;
+  load.draft_head = engine.state.draft_head;
+  load.shard = shard;
+  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
+  if (options.expert_lines != "auto") {
+    load.pools.lines = parse_list(options.expert_lines).at(0);
+    return plan_memory(*source, config, load, engine, limit);
+  }
+  MemoryPlan plan = plan_lines(*source, config, load, engine, limit);
+  if (ranks == nullptr) return plan;
+  // The rank with the least room decides for all.
+  constexpr int64_t kEveryExpert = INT64_MAX;
+  const int64_t lines = ranks->communicator().minimum(plan.lines == 0 ? kEveryExpert : plan.lines);
+  if (lines == kEveryExpert || lines == plan.lines) return plan;
+  load.pools.lines = lines;
+  return plan_memory(*source, config, load, engine, limit);
+}
+
 bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run) {
   const bool share_pages = options.kv_device_tokens == "auto";
-  if (!share_pages && options.kv_device_tokens != "all") engine.state.device_tokens = std::stoll(options.kv_device_tokens);
+  if (!share_pages && options.kv_device_tokens != "all")
+    engine.state.device_tokens = std::stoll(options.kv_device_tokens);
   const bool automatic = options.expert_lines == "auto";
   if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
   const bool counted = backend->name() == "cuda" || options.memory_plan;
-  if (!automatic && (expert_lines < 1 || expert_lines > config.experts))
-    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer",
-                                              options.expert_lines, config.experts));
-  if (!automatic && ranks != nullptr)
-    throw Error(ErrorKind::Unsupported, fmt::format("--expert-lines {}: several ranks do not offload experts yet; use "
-                                                    "--expert-lines auto, or --tp 1",
-                                                    expert_lines));
+  const int64_t most = config.experts / shard().world;
+  if (!automatic && (expert_lines < 1 || expert_lines > most))
+    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer{}",
+                                              options.expert_lines, most, ranks != nullptr ? " on a rank" : ""));
   if (!counted) {
     run.receipt().set_effective("expert_lines", expert_lines,
                                 automatic ? "default: the cpu backend has no device memory" : "flag");
     return false;
   }
-  LoadOptions load;
-  load.draft_head = engine.state.draft_head;
-  load.shard = shard();
-  load.pools.lines = expert_lines;
-  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
-  const std::vector<GpuInfo> gpus = list_gpus();
-  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
-  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
-  const bool choose = automatic && ranks == nullptr;
-  const auto make_plan = [&] {
-    return choose ? plan_lines(*source, config, load, engine, limit)
-                  : plan_memory(*source, config, load, engine, limit);
-  };
-  MemoryPlan plan = make_plan();
-  if (share_pages && limit > 0 && (plan.lines > 0 || plan.total() > limit)) {
-    const auto share = static_cast<int64_t>(limit / kPageShare / kv_token_bytes(config, engine.state));
-    if (share < engine.state.tokens) engine.state.device_tokens = share, plan = make_plan();
+  MemoryPlan plan = plan_weights(options, engine, shard());
+  if (share_pages && plan.limit > 0) {
+    bool tight = plan.lines > 0 || plan.total() > plan.limit;
+    if (ranks != nullptr) tight = ranks->communicator().minimum(tight ? 0 : 1) == 0;
+    const uint64_t token = std::max<uint64_t>(1, kv_token_bytes(config, engine.state));
+    const auto share = std::max<int64_t>(1, static_cast<int64_t>(plan.limit / kPageShare / token));
+    if (tight && share < engine.state.tokens) {
+      engine.state.device_tokens = share;
+      plan = plan_weights(options, engine, shard());
+    }
   }
   if (options.kv_device_tokens != "all")
     run.receipt().set_effective("kv_device_tokens",
                                 engine.state.device_tokens > 0 ? Json(engine.state.device_tokens) : Json("all"),
                                 share_pages ? "default: the memory plan" : "flag");
   expert_lines = plan.lines;
-  run.receipt().set_effective("expert_lines", expert_lines,
-                              choose      ? "default: the memory plan"
-                              : automatic ? "default: several ranks do not offload experts yet"
-                                          : "flag");
+  run.receipt().set_effective("expert_lines", expert_lines, automatic ? "default: the memory plan" : "flag");
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
                                    {"expert_lines_bytes", plan.pools},
@@ -278,11 +291,12 @@ Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
   return w;
 }
 
-void report_pools(const Weights& weights, ToolRun& run) {
+void report_pools(const Weights& weights, ToolRun& run, const std::string& part) {
   if (!weights.pools) return;
   const PoolCounters c = weights.pools->counters();
   const PoolCopies copies = weights.pools->copies();
-  Json& e = run.receipt().evidence["expert_pools"];
+  Json& all = run.receipt().evidence["expert_pools"];
+  Json& e = part.empty() ? all : all[part];
   e = {{"lines", weights.pools->options().lines},
        {"policy", pool_policy_name(weights.pools->options().policy)},
        {"requests", c.requests},
@@ -311,16 +325,11 @@ void report_pools(const Weights& weights, ToolRun& run) {
 void report_pages(const StatePool& state, ToolRun& run) {
   if (!state.host_tier()) return;
   const PageTraffic t = state.traffic();
-  run.receipt().evidence["kv_pages"] = {{"page_tokens", state.page_tokens()},
-                                        {"on_device", state.pages().near()},
-                                        {"host_bytes", state.host_bytes()},
-                                        {"spilled", t.pages.spilled},
-                                        {"spilled_bytes", t.spilled_bytes},
-                                        {"never_on_device", t.pages.born_far},
-                                        {"freed_in_host", t.pages.freed_far},
-                                        {"staged", t.staged},
-                                        {"staged_bytes", t.staged_bytes},
-                                        {"rows_in_place", t.rows_in_place}};
+  run.receipt().evidence["kv_pages"] = {{"page_tokens", state.page_tokens()}, {"on_device", state.pages().near()},
+                                        {"host_bytes", state.host_bytes()},   {"spilled", t.pages.spilled},
+                                        {"spilled_bytes", t.spilled_bytes},   {"never_on_device", t.pages.born_far},
+                                        {"freed_in_host", t.pages.freed_far}, {"staged", t.staged},
+                                        {"staged_bytes", t.staged_bytes},     {"rows_in_place", t.rows_in_place}};
 }
 
 }  // namespace fnx

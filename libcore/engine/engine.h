@@ -193,7 +193,8 @@ class Engine {
   // With the other ranks (exchange.cpp).
   void make_exchange();
   void all_gather(const View& own, const View& all);
-  void expert_slots(const MoeLayer& m, const View& u, const View& ids, const View& slots);
+  void exchange_slots(const MoeLayer& m, const View& ids, const View& slots);
+  int64_t pool_choices(int64_t rows) const;
   void add_planted_parts(const View& y);
   void head(const View& hidden, const View& out);
   void head_shard(const View& hidden, const View& out);

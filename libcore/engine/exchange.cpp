@@ -39,9 +39,8 @@ void Engine::wait() {
   if (options_.ranks != nullptr) options_.ranks->check();
 }
 
-void Engine::expert_slots(const MoeLayer& m, const View& u, const View& ids, const View& slots) {
-  if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
-  backend_.experts(*stream_, *m.experts, u, ids, slots);
+// Slots of the experts that this rank holds are there; then all are. Ranks whose experts nobody chose take part.
+void Engine::exchange_slots(const MoeLayer& m, const View& ids, const View& slots) {
   if (m.per_rank == 0 || options_.plant == Plant::Add) return;
   const int64_t rows = ids.shape[0], k = ids.shape[1], hidden = slots.shape[2], most = a_.parts.shape[1];
   for (int64_t first = 0; first < rows; first += most) {

@@ -31,8 +31,8 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
   for (ExpertBank* bank : banks) {
     Pool p{bank, ExpertPlanner(planner_options(*bank, options)), pool_lines(), {}, {}, {}, {}, nullptr, nullptr};
     p.shows.assign(static_cast<size_t>(options.lines), -1);
-    p.heat.assign(static_cast<size_t>(bank->pooled), 0);
-    p.shown.assign(static_cast<size_t>(bank->experts), -1);
+    p.heat.assign(static_cast<size_t>(bank->experts), 0);
+    p.shown.assign(static_cast<size_t>(p.held()), -1);
     p.read = backend.make_event(), p.filled = backend.make_event();
     line_bytes_ = std::max(line_bytes_, bank->line_bytes);
     pools_.push_back(std::move(p));
@@ -52,7 +52,7 @@ void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind ki
   const uint64_t before = pool.bank->filled_bytes;
   for (const Placement& f : fills) {
     if (const int32_t was = pool.shows[f.line]; was >= 0) show(pool, was, -1);  // no table names a line in change
-    backend_.fill(*copies_stream_, *pool.bank, f.expert, line(pool.first_line + f.line));
+    backend_.fill(*copies_stream_, *pool.bank, pool.id(f.expert), line(pool.first_line + f.line));
   }
   backend_.record(*copies_stream_, *pool.filled);
   copies_.copies[k] += fills.size();
@@ -62,8 +62,9 @@ void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind ki
 void ExpertPools::change(Pool& pool, int32_t expert, int64_t to) {
   if (pool.shown[expert] == to) return;
   pool.shown[expert] = to;
-  std::erase_if(pool.changes, [&](const ServedExpert& s) { return s.expert == expert; });
-  pool.changes.push_back({expert, to < 0 ? View{} : line(to)});
+  const int32_t id = pool.id(expert);
+  std::erase_if(pool.changes, [&](const ServedExpert& s) { return s.expert == id; });
+  pool.changes.push_back({id, to < 0 ? View{} : line(to)});
 }
 
 void ExpertPools::show(Pool& pool, int32_t expert, int32_t at) {
@@ -78,7 +79,7 @@ void ExpertPools::pass(Stream& stream, Pool& pool, std::span<const int32_t> requ
   place_.assign(static_cast<size_t>(pool.bank->pooled), -1);
   for (const Placement& p : serves) place_[p.expert] = p.line;
   for (const int32_t e : request) show(pool, e, place_[e]);
-  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.bank->experts; ++e) show(pool, e, first ? 0 : -1);
+  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.held(); ++e) show(pool, e, first ? 0 : -1);
   backend_.serve(stream, *pool.bank, pool.changes);
   pool.changes.clear();
   if (options_.check_lines) backend_.check_served(stream, *pool.bank);
@@ -86,11 +87,18 @@ void ExpertPools::pass(Stream& stream, Pool& pool, std::span<const int32_t> requ
   backend_.record(stream, *pool.read);
 }
 
+std::vector<int32_t> ExpertPools::Pool::requested(std::span<const int32_t> ids) const {
+  std::vector<int32_t> mine;
+  for (const int32_t id : ids)
+    if (bank->is_pooled(id)) mine.push_back(id - static_cast<int32_t>(bank->first));
+  return distinct_experts(mine, planner.options().experts);
+}
+
 void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids,
                       const std::function<void()>& compute) {
   Pool& pool = pools_[bank];
-  const std::vector<int32_t> request = distinct_experts(ids, pool.planner.options().experts);
-  for (const int32_t e : ids) ++pool.heat[e];
+  const std::vector<int32_t> request = pool.requested(ids);
+  for (const int32_t id : ids) ++pool.heat[id];
   if (streaming_) return stream_bank(stream, bank, request, compute);
   bool first = true;
   backend_.wait(stream, *pool.filled);  // of before, whoever asked for them
@@ -99,7 +107,7 @@ void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids
     const std::span<const Placement> serves = wave.serves;
     const auto hits = serves.first(serves.size() - wave.fills.size());
     // What is there, and what needs no line, is computed while the copies run.
-    const bool ahead = !wave.fills.empty() && (!hits.empty() || (first && pool.bank->experts > pool.bank->pooled));
+    const bool ahead = !wave.fills.empty() && (!hits.empty() || (first && !pool.bank->others.empty()));
     if (ahead) pass(stream, pool, request, hits, first, compute);
     if (!wave.fills.empty()) backend_.wait(stream, *pool.filled);
     pass(stream, pool, request, ahead ? serves.subspan(hits.size()) : serves, first && !ahead, compute);
@@ -127,7 +135,10 @@ void ExpertPools::reset() {
 }
 
 void ExpertPools::refill() {
-  for (Pool& p : pools_) copy(p, p.planner.warm_start(p.heat), FillKind::WarmStart);
+  for (Pool& p : pools_) {
+    const auto heat = std::span<const uint64_t>(p.heat).subspan(p.bank->first, p.bank->pooled);
+    copy(p, p.planner.warm_start(heat), FillKind::WarmStart);
+  }
 }
 
 uint64_t ExpertPools::host_bytes() const {

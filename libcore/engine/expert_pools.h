@@ -42,19 +42,20 @@ class ExpertPools {
   // Unsupported when they do not fit. Banks outlive it.
   ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const ExpertPoolsOptions& options);
 
-  // Starts a forward of `rows` rows of `slots` choices each, through banks 0 .. banks - 1 in order.
-  void begin(int64_t rows, int64_t slots, int64_t banks);
-  // Brings the experts of `ids`, the router's choice of all rows, to lines and calls `compute` once or more, each time
-  // with other experts of the bank served: every one of them once. Experts that are not pooled are served with the
-  // first. `compute` enqueues on `stream`.
+  // Starts a forward whose rows make about `choices` of each bank's pooled experts, through banks 0 .. banks - 1 in
+  // order.
+  void begin(int64_t choices, int64_t banks);
+  // Brings the pooled experts of `ids`, the router's choice of all rows, to lines and calls `compute` once or more,
+  // each time with other experts of the bank served: every one of them once. Experts that are not pooled are served
+  // with the first. `compute` enqueues on `stream`.
   void run(Stream& stream, int64_t bank, std::span<const int32_t> ids, const std::function<void()>& compute);
-  // Fills empty pools with the experts of the largest counts: `counts` of a bank, [pooled]. Once, before the first
-  // forward.
+  // Fills empty pools with the experts of the largest counts: `counts` of a bank, [experts], as many as routers choose
+  // of. Once, before the first forward.
   void warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts);
 
   // Empties the pools and forgets every key, as if no forward had been; counters go on. warm() may follow.
   void reset();
-  // Of each expert of a bank, [pooled]: the counts that warm() was given and the choices of rows since.
+  // Of each expert of a bank, [experts]: the counts that warm() was given and the choices of rows since.
   std::span<const uint64_t> heat(int64_t bank) const { return pools_[bank].heat; }
 
   const ExpertPoolsOptions& options() const { return options_; }
@@ -73,11 +74,19 @@ class ExpertPools {
     ExpertBank* bank = nullptr;
     ExpertPlanner planner;
     int64_t first_line = 0;
-    std::vector<int64_t> shown;           // of each expert of the bank: the line it is served from, or -1
+    std::vector<int64_t> shown;           // of each expert that is held: the line it is served from, or -1
     std::vector<int32_t> shows;           // of each line of the pool: the expert that is served from it, or -1
     std::vector<ServedExpert> changes;    // of the bank's table, for the next computation
-    std::vector<uint64_t> heat;           // of each pooled expert: choices of the profile and of this run
+    std::vector<uint64_t> heat;           // of each expert of the bank: choices of the profile and of this run
     std::unique_ptr<Event> read, filled;  // the last computation from these lines; the last fills
+
+    // Here and in the planner experts are numbered as they are held: the pooled ones, then the others.
+    int32_t held() const { return static_cast<int32_t>(bank->pooled + std::ssize(bank->others)); }
+    int32_t id(int32_t e) const {
+      return e < bank->pooled ? static_cast<int32_t>(bank->first) + e : bank->others[e - bank->pooled];
+    }
+    // The pooled ones of `ids`, in order.
+    std::vector<int32_t> requested(std::span<const int32_t> ids) const;
   };
   // Serves an expert from line `to` of all, or no longer: -1.
   void change(Pool& pool, int32_t expert, int64_t to);

@@ -14,9 +14,9 @@ constexpr int64_t kMostFrameLines = 64;
 size_t kept_free(size_t frames) { return frames >= 8 ? 2 : 1; }
 }  // namespace
 
-void ExpertPools::begin(int64_t rows, int64_t slots, int64_t banks) {
+void ExpertPools::begin(int64_t choices, int64_t banks) {
   const int64_t experts = pools_[0].bank->pooled;
-  const bool streaming = 2 * options_.lines <= experts && rows * slots >= kStreamChoices * experts;
+  const bool streaming = 2 * options_.lines <= experts && choices >= kStreamChoices * experts;
   if (streaming && !streaming_) enter_streaming();
   if (!streaming && streaming_) leave_streaming(true);
   if (!streaming) return;
@@ -67,7 +67,7 @@ ExpertPools::Batch ExpertPools::issue(Stream& copies, FillKind kind, int64_t ban
   const uint64_t before = pool.bank->filled_bytes;
   timeline_.begin(copies);
   int64_t at = frame.first_line;
-  for (const int32_t e : experts) backend_.fill(copies, *pool.bank, e, line(at++));
+  for (const int32_t e : experts) backend_.fill(copies, *pool.bank, pool.id(e), line(at++));
   timeline_.end(copies, true, pool.bank->filled_bytes - before);
   backend_.record(copies, *frame.filled);
   stream_copies_.copies[static_cast<size_t>(kind)] += experts.size();
@@ -141,7 +141,7 @@ void ExpertPools::stream_batch(Stream& stream, Pool& pool, const Batch& batch, s
   const bool any = std::any_of(request.begin(), request.end(), [&](int32_t e) { return place_[e] >= 0; });
   if (!any) return;
   for (const int32_t e : request) change(pool, e, place_[e]);
-  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.bank->experts; ++e) change(pool, e, first ? 0 : -1);
+  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.held(); ++e) change(pool, e, first ? 0 : -1);
   first = false;
   backend_.wait(stream, *frame.filled);
   backend_.serve(stream, *pool.bank, pool.changes);

@@ -11,7 +11,8 @@ void Engine::launch_forward(const Probe& probe) {
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
   if (weights_.pools && !reserving_)
-    weights_.pools->begin(batch_.rows, c.experts_per_token, c.layers() + (has_draft_head() && draft_batch_.rows > 0));
+    weights_.pools->begin(pool_choices(batch_.rows),
+                          c.layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0));
   size_t ple = 0;
   Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
@@ -109,16 +110,21 @@ void Engine::attend(const QsaLayer& layer, const Batch& batch, const QsaRows& ro
 }
 
 void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots) {
-  const auto compute = [&] { expert_slots(layer.moe, x, ids, slots); };
-  if (reserving_ || (!routing_ && !weights_.pools)) return compute();
-  const int64_t l = layer_number(layer);
-  const std::span<const int32_t> routed = fetch_routing(ids);
-  if (routing_) routing_(l, routed);
-  if (weights_.pools)
-    weights_.pools->run(*stream_, l, routed, compute);
+  const MoeLayer& m = layer.moe;
+  if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
+  const auto compute = [&] { backend_.experts(*stream_, *m.experts, x, ids, slots); };
+  const bool watched = !reserving_ && (routing_ || weights_.pools);
+  const std::span<const int32_t> routed = watched ? fetch_routing(ids) : std::span<const int32_t>();
+  if (watched && routing_) routing_(layer_number(layer), routed);
+  if (watched && weights_.pools)
+    weights_.pools->run(*stream_, layer_number(layer), routed, compute);
   else
     compute();
+  exchange_slots(m, ids, slots);
 }
+
+// Of a bank's pooled experts, about: ranks share the choices.
+int64_t Engine::pool_choices(int64_t rows) const { return rows * config().experts_per_token / weights_.shard.world; }
 
 // Without the shared expert's column, where the bank holds it.
 std::span<const int32_t> Engine::fetch_routing(const View& ids) {

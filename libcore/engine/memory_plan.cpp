@@ -44,7 +44,7 @@ struct Term {
 std::array<Term, 5> terms(const MemoryPlan& p) {
   return {{{"weights", p.weights, "take a pack of fewer bits"},
            {"expert lines", p.pools, "lower --expert-lines"},
-           {"states and KV pages", p.states, "lower --kv-device-tokens, --parallel, --max-tokens or the prompt"},
+           {"states and KV pages", p.states, "lower --parallel, --max-tokens, the prompt or --kv-device-tokens"},
            {"scratch", p.scratch, "lower --chunk-rows or --parallel"},
            {"workspaces", p.workspaces, "lower --chunk-rows or --parallel"}}};
 }
@@ -87,7 +87,7 @@ MemoryPlan plan_lines(const TensorSource& source, const ModelConfig& config, con
   const MemoryPlan least = plan_memory(source, config, with, engine, limit);
   const uint64_t taken = least.total() - least.pools + kPlanReserve;
   const uint64_t room = limit > taken && least.pools > 0 ? (limit - taken) / least.pools : 0;
-  with.pools.lines = std::min(config.experts, static_cast<int64_t>(room));
+  with.pools.lines = std::min(config.experts / load.shard.world, static_cast<int64_t>(room));
   return with.pools.lines <= 1 ? least : plan_memory(source, config, with, engine, limit);
 }
 

@@ -85,7 +85,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
-  if (weights_.pools) weights_.pools->begin(draft_batch_.rows, config().experts_per_token, 0);
+  if (weights_.pools) weights_.pools->begin(pool_choices(draft_batch_.rows), 0);
   absorb_drafts();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {

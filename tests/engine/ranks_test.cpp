@@ -18,15 +18,38 @@ struct Outcome {
   std::vector<std::vector<int32_t>> greedy, seeded;  // a prompt each
   std::vector<std::string> logits, states;           // hashes: every row; the state after them
 
-  bool operator==(const Outcome&) const = default;
+  uint64_t requests = 0, waves = 0, streamed = 0;  // of its own pools
+  bool copies_counted = false;
 };
 
-std::vector<std::vector<int32_t>> generate(Engine& engine, float temperature) {
+struct Text {
+  std::vector<int32_t> prompt, forced;
+  int64_t tokens = 0;  // to draw
+};
+
+std::vector<Text> golden_texts() {
+  std::vector<Text> out;
+  for (const Golden::Prompt& p : Golden::get().prompts())
+    out.push_back({p.ids, p.forced(), std::min<int64_t>(24, static_cast<int64_t>(p.greedy.size()))});
+  return out;
+}
+
+// Two short ones and one whose chunks of 96 rows stream offloaded experts.
+std::vector<Text> few_texts() {
+  std::vector<Text> out = golden_texts();
+  out.resize(2);
+  for (Text& t : out) t.forced.resize(24), t.tokens = 6;
+  const std::vector<int32_t>& ids = Golden::get().prompt("long-1500").ids;
+  out.push_back({{ids.begin(), ids.begin() + 100}, {ids.begin(), ids.begin() + 120}, 6});
+  return out;
+}
+
+std::vector<std::vector<int32_t>> generate(Engine& engine, float temperature, const std::vector<Text>& texts) {
   std::vector<Request> requests;
-  for (const Golden::Prompt& p : Golden::get().prompts()) {
+  for (const Text& t : texts) {
     Request r;
-    r.prompt = p.ids;
-    r.max_tokens = std::min<int64_t>(static_cast<int64_t>(p.greedy.size()), temperature > 0 ? 8 : 24);
+    r.prompt = t.prompt;
+    r.max_tokens = temperature > 0 ? std::min<int64_t>(8, t.tokens) : t.tokens;
     r.sampling.temperature = temperature, r.sampling.seed = 7;
     requests.push_back(r);
   }
@@ -40,7 +63,7 @@ std::vector<std::vector<int32_t>> generate(Engine& engine, float temperature) {
 }
 
 // A model of one rank's own, as a process of its own would have it.
-Outcome run(Communicator* ranks, const LoadOptions& load = {}, Plant plant = Plant::None) {
+Outcome run(Communicator* ranks, const std::vector<Text>& texts, const LoadOptions& load = {}) {
   const auto backend = make_cpu_backend({1, 0});
   LoadOptions shard = load;
   if (ranks != nullptr) shard.shard = {ranks->rank(), ranks->world()};
@@ -50,32 +73,39 @@ Outcome run(Communicator* ranks, const LoadOptions& load = {}, Plant plant = Pla
   EngineOptions o;
   o.state = {4, 4 * 2048, 2048};
   o.max_rows = 1024;
-  o.ranks = ranks, o.plant = plant;
+  o.ranks = ranks;
   Engine engine(weights, *backend, o);
   Outcome out;
-  out.greedy = generate(engine, 0);
-  out.seeded = generate(engine, 0.8f);
-  for (const Golden::Prompt& p : Golden::get().prompts()) {
+  out.greedy = generate(engine, 0, texts);
+  out.seeded = generate(engine, 0.8f, texts);
+  for (const Text& t : texts) {
     std::vector<float> logits;
     const int32_t slot = engine.state().open();
-    feed(engine, slot, p.forced(), 96, &logits);
+    feed(engine, slot, t.forced, 96, &logits);
     out.logits.push_back(xxh3_hex(logits.data(), logits.size() * sizeof(float)));
     const std::vector<std::byte> state = engine.state().dump(slot);
     out.states.push_back(xxh3_hex(state.data(), state.size()));
     engine.state().close(slot);
   }
+  if (weights.pools) {
+    const PoolCounters c = weights.pools->counters();
+    const PoolCopies copies = weights.pools->copies();
+    const StreamCounters& s = weights.pools->streamed();
+    out.requests = c.requests, out.waves = c.waves, out.streamed = s.forwards;
+    out.copies_counted = copies.copies[0] == c.misses + s.demand && copies.total_bytes > 0;
+  }
   return out;
 }
 
 const Outcome& alone() {
-  static const Outcome outcome = run(nullptr);
+  static const Outcome outcome = run(nullptr, golden_texts());
   return outcome;
 }
 
-void same_as_alone(int world) {
-  const Outcome& want = alone();
+std::vector<Outcome> same_as(const Outcome& want, int world, const std::vector<Text>& texts,
+                             const LoadOptions& load = {}) {
   std::vector<Outcome> got(world);
-  for (const auto& end : run_ranks(world, [&](Communicator& c) { got[c.rank()] = run(&c); }))
+  for (const auto& end : run_ranks(world, [&](Communicator& c) { got[c.rank()] = run(&c, texts, load); }))
     REQUIRE_MESSAGE(!end.has_value(), (end ? end->what() : ""));
   for (int r = 0; r < world; ++r) {
     CAPTURE(r);
@@ -84,14 +114,60 @@ void same_as_alone(int world) {
     CHECK(got[r].logits == want.logits);
     CHECK(got[r].states == want.states);
   }
+  return got;
+}
+
+void offloaded_same_as_alone(int world) {
+  const std::vector<Text> texts = few_texts();
+  const Outcome want = run(nullptr, texts);
+  const int64_t held = 32 / world;
+  for (const PoolPolicy policy : kPoolPolicies)
+    for (const int64_t lines : {int64_t{1}, int64_t{2}, held / 2, held}) {
+      CAPTURE(pool_policy_name(policy));
+      CAPTURE(lines);
+      LoadOptions load;
+      load.pools = {lines, policy, true};
+      uint64_t waves = 0;
+      for (const Outcome& o : same_as(want, world, texts, load)) {
+        CHECK(o.requests > 0);
+        CHECK(o.copies_counted);
+        CHECK((o.streamed > 0) == (2 * lines <= held));
+        waves += o.waves > o.requests;
+      }
+      if (lines == 1) CHECK(waves == static_cast<uint64_t>(world));
+    }
 }
 
 }  // namespace
 
 TEST_CASE("ranks: one rank with a communicator gives tokens, logits and states of none over all golden prompts") {
-  same_as_alone(1);
+  same_as(alone(), 1, golden_texts());
 }
 
-TEST_CASE("ranks: two ranks give tokens, logits and states of one over all golden prompts") { same_as_alone(2); }
+TEST_CASE("ranks: two ranks give tokens, logits and states of one over all golden prompts") {
+  same_as(alone(), 2, golden_texts());
+}
 
-TEST_CASE("ranks: four ranks give tokens, logits and states of one over all golden prompts") { same_as_alone(4); }
+TEST_CASE("ranks: four ranks give tokens, logits and states of one over all golden prompts") {
+  same_as(alone(), 4, golden_texts());
+}
+
+TEST_CASE("ranks: two ranks that offload their experts, in pools of any size and either policy, give the bits of one") {
+  offloaded_same_as_alone(2);
+}
+
+TEST_CASE(
+    "ranks: four ranks that offload their experts, in pools of any size and either policy, give the bits of one") {
+  offloaded_same_as_alone(4);
+}
+
+TEST_CASE("ranks: more lines than a rank has experts are refused by number") {
+  for (const auto& end : run_ranks(2, [](Communicator& c) {
+         LoadOptions load;
+         load.pools.lines = 17;
+         run(&c, few_texts(), load);
+       })) {
+    REQUIRE(end.has_value());
+    CHECK(std::string(end->what()).find("17 expert lines a layer: give 1 to 16") != std::string::npos);
+  }
+}
