@@ -253,7 +253,7 @@ bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolR
     run.receipt().set_effective("kv_device_tokens",
                                 engine.state.device_tokens > 0 ? Json(engine.state.device_tokens) : Json("all"),
                                 share_pages ? "default: the memory plan" : "flag");
-  expert_lines = plan.lines;
+  expert_lines = plan.lines, memory_plan = plan;
   run.receipt().set_effective("expert_lines", expert_lines, automatic ? "default: the memory plan" : "flag");
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},

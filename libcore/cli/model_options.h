@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,9 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
-  Ranks* ranks = nullptr;    // of --tp, connected; the run's
-  int64_t expert_lines = 0;  // a layer, as plan() chose; 0: every expert on the device
+  Ranks* ranks = nullptr;                 // of --tp, connected; the run's
+  int64_t expert_lines = 0;               // a layer, as plan() chose; 0: every expert on the device
+  std::optional<MemoryPlan> memory_plan;  // of plan(), where it made one
 
   // For EngineOptions and LoadOptions.
   Communicator* communicator() const;
