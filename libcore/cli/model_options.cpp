@@ -62,7 +62,7 @@ void ModelOptions::add_pages(CLI::App& app) {
   app.add_option(
          "--kv-device-tokens", kv_device_tokens,
          "Tokens of all sequences whose keys and values stay on the device, the newest; older ones wait in host "
-         "memory: a number, or auto for all, and for an eighth of a device that the model does not fit")
+         "memory: a number, or auto for all, and for a thirty-second of a device that the model does not fit")
       ->check(CLI::IsMember({"auto"}) | CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->type_name("N|auto")
       ->capture_default_str();
@@ -145,7 +145,7 @@ void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
 }
 
 // Of a device's memory, what keys and values take by themselves when not everything fits.
-constexpr uint64_t kPageShare = 8;
+constexpr uint64_t kPageShare = 32;
 
 // What one rank holds.
 Json shard_json(const Weights& w) {
