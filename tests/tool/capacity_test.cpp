@@ -6,7 +6,6 @@
 #include "tests/support/run_tool.h"
 
 using namespace fnx;
-using namespace fnx::test;
 
 namespace {
 
