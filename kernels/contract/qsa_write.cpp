@@ -188,7 +188,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
   e.record = {
       "qsa_write",
       "qsa_write",
-      {{"qsa_write_kernel", 128, 64, 4096, 0, 32}},
+      {{"qsa_write_kernel", 128, 64, 4096, 0, 48}},
       "head dim 256, index dim 128, rotary even to 128, at most 16 query heads a KV head, 1 to 8 index heads, ratio 1 "
       "to 64, BF16 or F32 pages, any lanes and rows",
       "a warp a head of a row and a warp a lane, four a block",
