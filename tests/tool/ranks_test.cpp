@@ -7,7 +7,6 @@
 #include <chrono>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -32,9 +31,11 @@ RunResult parity(std::vector<std::string> more) {
   return run_command(command("fnx-tp-parity", more));
 }
 
+// Nothing when the file's process ends meanwhile; an iterator would throw then.
 std::string text_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream out;
+  out << std::ifstream(file, std::ios::binary).rdbuf();
+  return out.str();
 }
 
 // CPU seconds of a process so far.
