@@ -69,7 +69,10 @@ class ExpertBank {
 struct ServedExpert {
   int32_t expert = 0;
   View line;
+  bool in_place = false;  // in host memory, where the bank keeps it: every use reads it from there
 };
+
+struct PoolOptions;  // kernels/expert_planner.h
 
 // ---------------------------------------------------------------------------------------------- rows of a forward
 
@@ -300,6 +303,13 @@ class Backend {
   // Names where experts of the bank are from here on; not to be recorded. An expert that is not pooled is served again,
   // or not, by any line or none.
   virtual void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) = 0;
+  // Plans a request by the rule of kernels/expert_planner.h, whose state is in device memory, lists the copies to make,
+  // and serves each expert that has a line from there, every other pooled one in place; so must serve() have done
+  // before the first plan. ids I32 [R, k or more]: the first k of each row are its choice, which all count as heat;
+  // pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line bytes].
+  virtual void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines) = 0;
+  // Makes the copies that the last plan of that state listed; before the next use of its lines.
+  virtual void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines) = 0;
   // For debugging: waits for the stream and throws Internal when the line of a served expert holds another's canary.
   virtual void check_served(Stream&, const ExpertBank&) = 0;
   // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H]; slots of experts that are

@@ -67,32 +67,6 @@ std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> e
   return bank;
 }
 
-void CpuBackend::fill(Stream&, ExpertBank& bank, int32_t expert, View line) {
-  auto& b = static_cast<CpuExperts&>(bank);
-  const CpuExperts::Expert& e = b.list[expert];
-  std::memcpy(line.data, b.arena.view(DType::U8, {0}).data + e.at, e.extent.bytes);
-  b.filled_bytes += e.extent.bytes;
-}
-
-void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> served) {
-  auto& b = static_cast<CpuExperts&>(bank);
-  for (const ServedExpert& s : served) {
-    CpuExperts::Expert& e = b.list[s.expert];
-    e.served = static_cast<bool>(s.line);
-    if (!b.is_pooled(s.expert)) continue;
-    e.line = s.line.data;
-    if (!e.served) continue;
-    e.gate->move_to(e.line), e.up->move_to(e.line + e.extent.up), e.down->move_to(e.line + e.extent.down);
-  }
-}
-
-void CpuBackend::check_served(Stream&, const ExpertBank& bank) {
-  const auto& b = static_cast<const CpuExperts&>(bank);
-  for (int64_t i = b.first; i < b.first + b.pooled; ++i)
-    if (const CpuExperts::Expert& e = b.list[i]; e.served)
-      require_canary(static_cast<int32_t>(i), e.line + e.extent.canary);
-}
-
 namespace {
 void swiglu_row(const float* gate, const float* up, int64_t n, float* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(silu(gate[i]) * up[i]);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/host_threads.h"
 #include "kernels/cuda/weight_form.h"
+#include "kernels/expert_planner.h"
 
 namespace fnx::cuda {
 
@@ -24,7 +25,19 @@ void fill_arena(CudaExperts& bank, const std::vector<ExpertSource>& experts) {
   });
 }
 
+PoolState state_of(const ExpertBank& bank, const PoolOptions& options, const View& state) {
+  return PoolState::at(state.data, options.experts, options.lines, bank.experts);
+}
+
 }  // namespace
+
+std::byte* CudaExperts::home(int32_t expert) const {
+  std::byte* const host = bytes_of(arena);
+  if (host == nullptr) return nullptr;
+  void* device = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&device, host, 0), "cudaHostGetDevicePointer");
+  return static_cast<std::byte*>(device) + at[expert - first];
+}
 
 std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CudaExperts>();
@@ -64,7 +77,9 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
 
   const size_t in_bytes = aligned_part(bank->in * 2), width_bytes = aligned_part(bank->width * 2);
   const size_t scales = held_count * 3 * (in_bytes + width_bytes);
-  bank->memory = memory_->device(trellis + scales + aligned_part(experts.size() * sizeof(Exl3Expert)), load_stream_);
+  bank->memory = memory_->device(trellis + scales + aligned_part(experts.size() * sizeof(Exl3Expert)) +
+                                     aligned_part(bank->pooled * sizeof(PooledExpert)),
+                                 load_stream_);
   std::byte* base = bytes_of(bank->memory);
   // One run of bytes from the arena's start to its end, so that the uploads are few and large.
   uploader().seek(base);
@@ -97,6 +112,13 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   });
   bank->table = const_cast<Exl3Expert*>(
       reinterpret_cast<const Exl3Expert*>(put(bank->entries.data(), bank->entries.size() * sizeof(Exl3Expert))));
+  std::vector<PooledExpert> homes;
+  for (int64_t i = 0; i < bank->pooled; ++i) {
+    const ExpertExtent& x = bank->extents[i];
+    homes.push_back({bank->home(static_cast<int32_t>(bank->first + i)), x.up, x.down, x.bytes});
+  }
+  if (bank->pooled > 0)
+    bank->homes = reinterpret_cast<const PooledExpert*>(put(homes.data(), homes.size() * sizeof(PooledExpert)));
   uploader().finish();
   return bank;
 }
@@ -138,7 +160,7 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
   for (size_t i = 0; i < served.size(); ++i) {
     const int32_t e = served[i].expert;
     Exl3Expert entry = b.entries[e];
-    const std::byte* line = served[i].line.data;
+    const std::byte* line = served[i].in_place ? b.home(e) : served[i].line.data;
     if (b.is_pooled(e) && line != nullptr) {
       const ExpertExtent& extent = b.extents[e - b.first];
       entry.gate.trellis = reinterpret_cast<const uint16_t*>(line);
@@ -155,6 +177,27 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
       {ids, entries, b.table, static_cast<int64_t>(served.size()), static_cast<int64_t>(sizeof(Exl3Expert)), true},
       s.handle());
   record(stream, *block.read);
+}
+
+void CudaBackend::plan_experts(Stream& stream, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids,
+                               View state, View lines) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  PlanExpertsParams p;
+  p.state = state_of(b, options, state);
+  p.counts = options.policy == PoolPolicy::LfuDecay, p.decay_touches = options.decay_touches;
+  p.ids = ids.as<int32_t>(), p.rows = ids.shape[0], p.columns = ids.shape[1], p.k = k;
+  p.first = b.first, p.homes = b.homes, p.table = b.table + b.first;
+  p.lines = lines.data, p.line_bytes = lines.row_size();
+  cuda::plan_experts(p, s.handle());
+}
+
+void CudaBackend::fill_planned(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state, View lines) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  cuda::fill_planned({state_of(b, options, state), b.homes, lines.data, lines.row_size()}, s.handle());
 }
 
 void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {

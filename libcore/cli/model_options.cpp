@@ -36,6 +36,11 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
                  "or auto for what fits")
       ->type_name("N|auto")
       ->capture_default_str();
+  app.add_option("--planner", planner,
+                 "Where decode rounds with experts in host memory are planned; device: by kernels, which --graph on "
+                 "records")
+      ->check(CLI::IsMember({"host", "device"}))
+      ->capture_default_str();
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
   app.add_option("--tp", tp, "Ranks that share the experts, one a GPU: started here, or by torchrun, mpirun or srun")
@@ -74,6 +79,8 @@ void refuse_unsupported(const ModelOptions& o) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
   if (o.tp != 1 && !o.ranks) refuse(fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
 }
+
+Planner planner_of(const ModelOptions& o) { return o.planner == "device" ? Planner::Device : Planner::Host; }
 
 // Why the cuda backend cannot run the model here; empty when it can.
 std::string cuda_problem(int device) {
@@ -183,9 +190,7 @@ Shard OpenedModel::shard() const {
 }
 
 DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const {
-  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head"
-                              : ranks != nullptr     ? "several ranks do not draft yet"
-                                                     : why_not;
+  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head" : why_not;
   DraftOptions d;
   const bool number = options.draft != "auto" && options.draft != "off";
   if (number) d.most = std::stoi(options.draft), d.fixed = true;
@@ -203,7 +208,7 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   engine.ranks = nullptr;  // a plan's engine agrees with nobody
   LoadOptions load;
   load.draft_head = engine.state.draft_head;
-  load.shard = shard;
+  load.shard = shard, load.pools.planner = planner_of(options);
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
   if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
@@ -276,6 +281,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   load.accept_raw_norms = options.accept_raw_norms;
   load.shard = shard();
   load.pools.lines = expert_lines, load.pools.check_lines = options.check_lines;
+  load.pools.planner = planner_of(options);
   return this->load(load, run);
 }
 
@@ -299,6 +305,7 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
   Json& e = part.empty() ? all : all[part];
   e = {{"lines", weights.pools->options().lines},
        {"policy", pool_policy_name(weights.pools->options().policy)},
+       {"planner", weights.pools->options().planner == Planner::Device ? "device" : "host"},
        {"requests", c.requests},
        {"waves", c.waves},
        {"touches", c.touches},
@@ -309,6 +316,12 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
     e[std::string(fill_kind_name(static_cast<FillKind>(k)))] = {{"copies", copies.copies[k]},
                                                                 {"bytes", copies.bytes[k]}};
   e["copied_bytes"] = copies.total_bytes;
+  e["in_place"] = {{"reads", copies.in_place}, {"bytes", copies.in_place_bytes}};
+  const auto phase = [&](const char* name, const PhaseCounters& p) {
+    e[name] = {{"forwards", p.forwards}, {"misses", p.misses}, {"link_bytes", p.bytes}};
+  };
+  phase("rounds", weights.pools->rounds());
+  phase("prompts", weights.pools->prompts());
   const StreamCounters& t = weights.pools->streamed();
   if (t.forwards == 0) return;
   const TimelineSummary line = weights.pools->timeline();

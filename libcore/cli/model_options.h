@@ -21,6 +21,7 @@ struct ModelOptions {
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "off", expert_lines = "auto";
+  std::string planner = "host";
   std::string draft = "off";             // auto, off or a number
   std::string kv_device_tokens = "all";  // all, auto or a number
   int64_t inject_capture_failure = 0;

@@ -9,18 +9,33 @@
 
 namespace fnx {
 
+namespace {
+// Only the rank that runs the draft head has its states.
+StateOptions states_of(StateOptions o, const Weights& weights) {
+  o.draft_head = o.draft_head && weights.mtp;
+  return o;
+}
+}  // namespace
+
 Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& options)
     : weights_(weights),
       backend_(backend),
       options_(options),
       stream_(backend.make_stream()),
-      state_(weights_.config, backend, *stream_, options.state),
+      state_(weights_.config, backend, *stream_, states_of(options.state, weights)),
       staging_(backend),
       graphs_(backend, options.graphs, options.inject_capture_failures, options.ranks) {
   make_activations();
   make_exchange();
   reserve();
   if (options_.ranks != nullptr) options_.ranks->agree(true);  // the last step that may fail on one rank alone
+}
+
+Engine::~Engine() {
+  try {
+    if (weights_.pools) weights_.pools->release(*stream_);
+  } catch (const Error&) {  // of a device that failed: nobody asks for its counts
+  }
 }
 
 void Engine::make_activations() {
@@ -108,7 +123,14 @@ View Engine::make(DType dtype, std::initializer_list<int64_t> dims) {
 
 void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
   stage(inputs, {});
+  begin_experts(false);
   launch_forward(probe);
+}
+
+void Engine::begin_experts(bool round) {
+  if (weights_.pools)
+    weights_.pools->begin(*stream_, pool_choices(batch_.rows),
+                          config().layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0), round);
 }
 
 std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid) {
@@ -128,8 +150,9 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
                0,
                greedy};
   // Rows that waited come in many numbers and seldom.
-  const bool usual = key.draft_rows <= key.rows;
-  run_round(key, usual && (key.rows == key.lanes || key.rows == key.draws), work);
+  const bool usual = key.draft_rows <= key.rows, decoding = key.rows == key.lanes || key.rows == key.draws;
+  begin_experts(decoding);
+  run_round(key, usual && decoding, work);
   if (draws.empty()) return {};
   wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
@@ -138,7 +161,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
   // Planning on the host waits for every layer's routing, as reporting does.
-  recordable = recordable && !routing_ && !slots_ && !weights_.pools;
+  recordable = recordable && !routing_ && !slots_ && (!weights_.pools || weights_.pools->records());
   recordable = recordable && !stages(batch_) && !stages(draft_batch_);
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
@@ -165,7 +188,7 @@ View Engine::logits_of(const View& stacks, const HyperConnection* mixer, std::sp
     backend_.gather(*stream_, ids.device, stacks, gathered);
     mix(*mixer, gathered, hidden);
   }
-  if (&stacks == &a_.draft_stack && options_.ranks != nullptr) options_.ranks->broadcast(*stream_, hidden, 0);
+  if (&stacks == &a_.draft_stack) share_draft(hidden);
   head(hidden, out);
   return out;
 }

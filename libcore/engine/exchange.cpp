@@ -20,18 +20,21 @@ void Engine::make_exchange() {
     throw Error(ErrorKind::Internal,
                 fmt::format("weights of rank {} of {} on rank {} of {}", shard.rank, shard.world, rank, world));
   if (world == 1) return;
-  if (options_.state.trials > 0)
-    throw Error(ErrorKind::Unsupported, "several ranks do not draft yet; use 0 trials or one rank");
   const ModelConfig& c = config();
   a_.parts =
       make(DType::F32, {world, std::min(options_.max_rows, kExchangeRows), c.experts_per_token + 1, c.hidden_size});
   if (weights_.head_columns.empty()) return;
   const int64_t widest = *std::max_element(weights_.head_columns.begin(), weights_.head_columns.end());
-  a_.head_parts = make(DType::F32, {world + 1, options_.state.slots, widest});
+  a_.head_parts = make(DType::F32, {world + 1, most_draws(), widest});
 }
 
 void Engine::all_gather(const View& own, const View& all) {
   if (options_.ranks != nullptr && stream_->running()) options_.ranks->all_gather(*stream_, own, all);
+}
+
+// What the draft head of rank 0 gave: every rank draws from it.
+void Engine::share_draft(const View& hidden) {
+  if (options_.ranks != nullptr && stream_->running()) options_.ranks->broadcast(*stream_, hidden, 0);
 }
 
 void Engine::wait() {

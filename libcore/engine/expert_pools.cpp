@@ -27,7 +27,9 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
       options_(options),
       copies_stream_(backend.make_stream()),
       ahead_stream_(backend.make_stream()),
-      timeline_(backend) {
+      timeline_(backend),
+      refill_began_(backend.make_timed_event()),
+      refilled_(backend.make_timed_event()) {
   for (ExpertBank* bank : banks) {
     Pool p{bank, ExpertPlanner(planner_options(*bank, options)), pool_lines(), {}, {}, {}, {}, nullptr, nullptr};
     p.shows.assign(static_cast<size_t>(options.lines), -1);
@@ -38,11 +40,16 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
     pools_.push_back(std::move(p));
   }
   lines_ = backend.allocate(static_cast<size_t>(pool_lines() * line_bytes_), Space::Device);
+  if (options.planner == Planner::Host || pools_.empty()) return;
+  for (const Pool& p : pools_)
+    state_bytes_ = std::max<int64_t>(state_bytes_, PoolState::bytes(p.bank->pooled, options.lines, p.bank->experts));
+  const size_t bytes = pools_.size() * static_cast<size_t>(state_bytes_);
+  states_ = backend.allocate(bytes, Space::Device), staged_ = backend.allocate(bytes, Space::Host);
 }
 
-View ExpertPools::line(int64_t i) const {
+View ExpertPools::lines(int64_t first, int64_t count) const {
   View v{lines_.view(DType::U8, {0}).data, DType::U8, lines_.space(), 2, {pool_lines(), line_bytes_}};
-  return v.rows(i, 1);
+  return v.rows(first, count);
 }
 
 void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind kind) {
@@ -57,6 +64,7 @@ void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind ki
   backend_.record(*copies_stream_, *pool.filled);
   copies_.copies[k] += fills.size();
   copies_.bytes[k] += pool.bank->filled_bytes - before;
+  if (kind == FillKind::Demand) phase_->misses += fills.size(), phase_->bytes += pool.bank->filled_bytes - before;
 }
 
 void ExpertPools::change(Pool& pool, int32_t expert, int64_t to) {
@@ -117,6 +125,7 @@ void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids
 }
 
 void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts) {
+  come_home();
   for (size_t b = 0; b < pools_.size(); ++b) {
     const std::span<const uint64_t> of = counts(static_cast<int64_t>(b));
     std::copy(of.begin(), of.end(), pools_[b].heat.begin());
@@ -125,6 +134,7 @@ void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t ban
 }
 
 void ExpertPools::reset() {
+  come_home();
   if (streaming_) leave_streaming(false);
   for (Pool& p : pools_) {
     p.planner.reset();
@@ -135,10 +145,21 @@ void ExpertPools::reset() {
 }
 
 void ExpertPools::refill() {
+  constexpr auto warm = static_cast<size_t>(FillKind::WarmStart);
+  const uint64_t before = copies_.bytes[warm];
+  for (Pool& p : pools_) backend_.wait(*copies_stream_, *p.read);
+  backend_.record(*copies_stream_, *refill_began_);
   for (Pool& p : pools_) {
     const auto heat = std::span<const uint64_t>(p.heat).subspan(p.bank->first, p.bank->pooled);
     copy(p, p.planner.warm_start(heat), FillKind::WarmStart);
   }
+  backend_.record(*copies_stream_, *refilled_);
+  refill_bytes_ = copies_.bytes[warm] - before;
+}
+
+double ExpertPools::link_bytes_per_s() const {
+  if (refill_bytes_ == 0) return 0;
+  return static_cast<double>(refill_bytes_) / backend_.elapsed_ns(*refill_began_, *refilled_) * 1e9;
 }
 
 uint64_t ExpertPools::host_bytes() const {
@@ -146,22 +167,27 @@ uint64_t ExpertPools::host_bytes() const {
                          [](uint64_t sum, const Pool& p) { return sum + p.bank->host_bytes; });
 }
 
-PoolCounters ExpertPools::counters() const {
+PoolCounters ExpertPools::counters() {
+  come_home();
   PoolCounters sum;
   for (const Pool& p : pools_) {
     p.planner.counters().check();
     sum += p.planner.counters();
   }
-  if (sum.fills_by_kind != copies_.copies)
-    throw Error(ErrorKind::Internal, fmt::format("expert pools planned fills [{}] by cause and made copies [{}]",
-                                                 fmt::join(sum.fills_by_kind, ", "), fmt::join(copies_.copies, ", ")));
+  auto made = copies_.copies;
+  made[static_cast<size_t>(FillKind::Demand)] += not_copied_;
+  if (sum.fills_by_kind != made)
+    throw Error(ErrorKind::Internal, fmt::format("expert pools planned fills [{}] by cause, made or left out [{}]",
+                                                 fmt::join(sum.fills_by_kind, ", "), fmt::join(made, ", ")));
   return sum;
 }
 
-PoolCopies ExpertPools::copies() const {
+PoolCopies ExpertPools::copies() {
+  come_home();
   PoolCopies c = copies_;
   for (size_t k = 0; k < c.copies.size(); ++k)
     c.copies[k] += stream_copies_.copies[k], c.bytes[k] += stream_copies_.bytes[k];
+  c.total_bytes = device_copied_;
   for (const Pool& p : pools_) c.total_bytes += p.bank->filled_bytes;
   const uint64_t sum = std::accumulate(c.bytes.begin(), c.bytes.end(), uint64_t{0});
   if (sum != c.total_bytes)

@@ -14,11 +14,16 @@ constexpr int64_t kMostFrameLines = 64;
 size_t kept_free(size_t frames) { return frames >= 8 ? 2 : 1; }
 }  // namespace
 
-void ExpertPools::begin(int64_t choices, int64_t banks) {
+void ExpertPools::begin(Stream& stream, int64_t choices, int64_t banks, bool round) {
   const int64_t experts = pools_[0].bank->pooled;
+  phase_ = round ? &rounds_ : &prompts_;
+  if (banks > 0) ++phase_->forwards;
   const bool streaming = 2 * options_.lines <= experts && choices >= kStreamChoices * experts;
+  const bool device = options_.planner == Planner::Device && round && !streaming;
+  if (!device || on_ != &stream) come_home();
   if (streaming && !streaming_) enter_streaming();
   if (!streaming && streaming_) leave_streaming(true);
+  if (device && on_ == nullptr) go_to_device(stream);
   if (!streaming) return;
   ++streamed_.forwards;
   timeline_.begin_forward();
@@ -72,6 +77,8 @@ ExpertPools::Batch ExpertPools::issue(Stream& copies, FillKind kind, int64_t ban
   backend_.record(copies, *frame.filled);
   stream_copies_.copies[static_cast<size_t>(kind)] += experts.size();
   stream_copies_.bytes[static_cast<size_t>(kind)] += pool.bank->filled_bytes - before;
+  phase_->bytes += pool.bank->filled_bytes - before;
+  if (kind == FillKind::Demand) phase_->misses += experts.size();
   ++streamed_.batches;
   (kind == FillKind::Demand ? streamed_.demand : streamed_.ahead) += experts.size();
   return batch;

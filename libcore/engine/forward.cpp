@@ -10,9 +10,6 @@ void Engine::launch_forward(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
-  if (weights_.pools && !reserving_)
-    weights_.pools->begin(pool_choices(batch_.rows),
-                          c.layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0));
   size_t ple = 0;
   Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
@@ -113,11 +110,16 @@ void Engine::run_experts(const Layer& layer, const View& x, const View& ids, con
   const MoeLayer& m = layer.moe;
   if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
   const auto compute = [&] { backend_.experts(*stream_, *m.experts, x, ids, slots); };
-  const bool watched = !reserving_ && (routing_ || weights_.pools);
-  const std::span<const int32_t> routed = watched ? fetch_routing(ids) : std::span<const int32_t>();
-  if (watched && routing_) routing_(layer_number(layer), routed);
-  if (watched && weights_.pools)
-    weights_.pools->run(*stream_, layer_number(layer), routed, compute);
+  ExpertPools* const pools = reserving_ ? nullptr : weights_.pools.get();
+  const bool planned = pools != nullptr && pools->on_device(), reports = !reserving_ && routing_;
+  const int64_t l = layer_number(layer), k = config().experts_per_token;
+  std::span<const int32_t> routed;
+  if (reports || (pools != nullptr && !planned)) routed = fetch_routing(ids);
+  if (reports) routing_(l, routed);
+  if (planned)
+    pools->run_planned(*stream_, l, k, ids, compute);
+  else if (pools != nullptr)
+    pools->run(*stream_, l, routed, compute);
   else
     compute();
   exchange_slots(m, ids, slots);

@@ -85,18 +85,17 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
-  if (weights_.pools) weights_.pools->begin(pool_choices(draft_batch_.rows), 0);
-  absorb_drafts();
+  const bool here = weights_.mtp.has_value();
+  if (here) absorb_drafts();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
     const int64_t D = chain_[j].batch.rows;
     const View stacks = a_.gather.rows(0, D), sampled = a_.sampled.rows(0, D);
-    if (j == 0)
-      backend_.gather(*stream_, in_.first_drafts.device, a_.draft_stack, stacks);
-    else  // on its own output
-      run_draft_head(sampled, stacks, chain_[j].batch, stacks);
+    if (here && j == 0) backend_.gather(*stream_, in_.first_drafts.device, a_.draft_stack, stacks);
+    if (here && j > 0) run_draft_head(sampled, stacks, chain_[j].batch, stacks);  // on its own output
     const View hidden = a_.head_in.rows(0, D), logits = a_.draw_logits.rows(0, D);
-    mix(weights_.mtp->mixer, stacks, hidden);
+    if (here) mix(weights_.mtp->mixer, stacks, hidden);
+    share_draft(hidden);
     head(hidden, logits);
     backend_.sample(*stream_, valid, greedy, in_.params.device.rows(done, D), logits, sampled);
     backend_.copy(*stream_, drawn_.view(DType::I32, {done + D}).rows(done, D), sampled);
@@ -126,9 +125,10 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
   const bool usual = key.draft_rows <= batch_.rows;  // no rows that waited
+  if (weights_.mtp && weights_.pools) weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
   run_round(key, even && usual, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
-  stream_->synchronize();
+  wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
   for (const ChainStep& step : chain_)
     for (int64_t i = 0; i < step.batch.rows; ++i) drafts[order[static_cast<size_t>(i)]].push_back(*ids++);
@@ -163,11 +163,12 @@ void Engine::settle(int32_t slot) {
   }
   state_.caught_up(slot);
   if (waiting <= 1) return;
+  state_.set_waiting(slot, 1, -1);
+  if (!weights_.mtp) return;
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   absorb_drafts();
   const int64_t first = slot * state_.waiting_rows();
   backend_.copy(*stream_, state_.last_stacks().rows(first, 1), state_.last_stacks().rows(first + waiting - 1, 1));
-  state_.set_waiting(slot, 1, -1);
 }
 
 }  // namespace fnx

@@ -1,8 +1,10 @@
 // Ranks that share the tiny checkpoint against one rank: the same tokens, logits and states, byte for byte.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #include "libcore/engine/scheduler.h"
 #include "libcore/receipt/receipt.h"
@@ -138,6 +140,91 @@ void offloaded_same_as_alone(int world) {
     }
 }
 
+struct Drafts {
+  int32_t depth = 0;
+  bool automatic = false, head = true;
+  int64_t lines = 0;
+  float temperature = 0;
+};
+
+struct Drafted {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::string> logits, states;
+  std::vector<int32_t> depths;  // of the rounds
+  int64_t drafted = 0;
+};
+
+// Texts that run together.
+Drafted run_drafts(Communicator* ranks, const Drafts& d) {
+  const auto backend = make_cpu_backend({1, 0});
+  LoadOptions load;
+  if (ranks != nullptr) load.shard = {ranks->rank(), ranks->world()};
+  load.pools.lines = d.lines;
+  const Weights weights =
+      Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), *backend, load);
+  std::vector<Request> requests;
+  for (const Text& t : few_texts()) {
+    Request r;
+    r.prompt = t.prompt;
+    r.max_tokens = d.automatic ? 40 : 12;
+    r.sampling.temperature = d.temperature, r.sampling.seed = 7;
+    requests.push_back(r);
+  }
+  EngineOptions o;
+  o.state = state_for(requests, 3, 2048);
+  o.state.draft_head = d.head, o.state.trials = d.depth;
+  o.max_rows = 3 * 96;
+  o.ranks = ranks;
+  Engine engine(weights, *backend, o);
+  Drafted out;
+  out.tokens.resize(3), out.states.resize(3);
+  std::vector<std::vector<float>> logits(3);
+  SchedulerEvents events;
+  events.drafts = [&](size_t, int64_t, std::span<int32_t> drafts) { out.depths.push_back(std::ssize(drafts)); };
+  events.token = [&](size_t i, int32_t t) {
+    out.tokens[i].push_back(t);
+    // The last rank finds drafting slow: its own times would have it stop.
+    if (d.automatic && ranks != nullptr && ranks->rank() + 1 == ranks->world() && !out.depths.empty())
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  events.logits = [&](size_t i, std::span<const float> row) {
+    logits[i].insert(logits[i].end(), row.begin(), row.end());
+  };
+  events.closing = [&](size_t i, int32_t slot) {
+    engine.settle(slot);
+    const std::vector<std::byte> state = engine.state().dump(slot);
+    out.states[i] = xxh3_hex(state.data(), state.size());
+  };
+  SchedulerOptions options;
+  options.parallel = 3, options.chunk_rows = 96;
+  options.draft.most = d.depth, options.draft.fixed = !d.automatic;
+  out.drafted = run_requests(engine, requests, options, events).drafted;
+  for (const auto& rows : logits) out.logits.push_back(xxh3_hex(rows.data(), rows.size() * sizeof(float)));
+  return out;
+}
+
+void drafted_same_as_plain(int world, std::initializer_list<Drafts> cases) {
+  for (const Drafts& d : cases) {
+    CAPTURE(d.depth);
+    CAPTURE(d.lines);
+    CAPTURE(d.temperature);
+    const Drafted with_head = run_drafts(nullptr, {0, d.automatic, true, 0, d.temperature});
+    const Drafted without = run_drafts(nullptr, {0, d.automatic, false, 0, d.temperature});
+    std::vector<Drafted> got(world);
+    for (const auto& end : run_ranks(world, [&](Communicator& c) { got[c.rank()] = run_drafts(&c, d); }))
+      REQUIRE_MESSAGE(!end.has_value(), (end ? end->what() : ""));
+    CHECK(got[0].drafted > 0);
+    for (int r = 0; r < world; ++r) {
+      CAPTURE(r);
+      CHECK(got[r].tokens == with_head.tokens);
+      CHECK(got[r].logits == with_head.logits);
+      // The draft head's states are rank 0's.
+      CHECK(got[r].states == (r == 0 ? with_head : without).states);
+      CHECK(got[r].depths == got[0].depths);
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("ranks: one rank with a communicator gives tokens, logits and states of none over all golden prompts") {
@@ -159,6 +246,18 @@ TEST_CASE("ranks: two ranks that offload their experts, in pools of any size and
 TEST_CASE(
     "ranks: four ranks that offload their experts, in pools of any size and either policy, give the bits of one") {
   offloaded_same_as_alone(4);
+}
+
+TEST_CASE("ranks: two ranks that draft give tokens, logits and states of one that does not, experts offloaded or not") {
+  drafted_same_as_plain(2, {{1}, {3}, {3, false, true, 2}, {3, false, true, 0, 0.9f}});
+}
+
+TEST_CASE("ranks: four ranks that draft give tokens, logits and states of one that does not") {
+  drafted_same_as_plain(4, {{3}});
+}
+
+TEST_CASE("ranks: drafts that are tried as they pay, by the times of rank 0, give the bits of one plain rank") {
+  drafted_same_as_plain(2, {{4, true}});
 }
 
 TEST_CASE("ranks: more lines than a rank has experts are refused by number") {

@@ -233,24 +233,31 @@ TEST_CASE("ranks: fnx-generate on ranks that start warm from profiles of their o
   }
 }
 
-TEST_CASE("ranks: drafts and more lines than a rank has experts are refused, and the defaults say that they are off") {
+TEST_CASE("ranks: more lines than a rank has experts are refused by number") {
+  const RunResult run =
+      run_command(command("fnx-generate", {"--expert-lines", "17", "--tp", "2", "--prompt", "a", "--max-tokens", "2"}));
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("give auto or 1 to 16, the experts of a layer on a rank") != std::string::npos);
+}
+
+TEST_CASE("ranks: fnx-generate drafts on two ranks and gives the plain answer of one") {
   const auto generate = [](std::vector<std::string> more) {
-    more.insert(more.end(), {"--tp", "2", "--prompt", "a", "--max-tokens", "2"});
-    return run_command(command("fnx-generate", more));
+    more.insert(more.end(), {"--prompt", "The capital of", "--max-tokens", "24", "--ignore-eos"});
+    const RunResult run = run_command(command("fnx-generate", more));
+    CAPTURE(run.err);
+    REQUIRE(run.exit_code == 0);
+    return run;
   };
-  const RunResult drafts = generate({"--draft", "2"});
-  CHECK(drafts.exit_code == 4);
-  CHECK(drafts.err.find("--draft 2: several ranks") != std::string::npos);
-  CHECK(drafts.err.find("--draft off") != std::string::npos);
-  const RunResult lines = generate({"--expert-lines", "17"});
-  CHECK(lines.exit_code == 2);
-  CHECK(lines.err.find("give auto or 1 to 16, the experts of a layer on a rank") != std::string::npos);
-  const RunResult run = generate({});
-  CHECK(run.exit_code == 0);
-  const Json effective = read_receipt(run, "fnx-generate")["effective"];
-  CHECK(effective["draft"]["value"] == "off");
-  CHECK(effective["draft"]["source"] == "default: several ranks do not draft yet");
-  CHECK(effective["expert_lines"]["value"] == 0);
+  const RunResult plain = generate({"--draft", "off"});
+  for (const char* draft : {"auto", "3"}) {
+    const RunResult run = generate({"--draft", draft, "--tp", "2", "--expert-lines", "5"});
+    CHECK(run.out == plain.out);
+    const Json ranks = read_receipt(run, "fnx-generate")["evidence"]["ranks"];
+    REQUIRE(ranks.size() == 2);
+    CHECK(ranks[0]["evidence"]["drafted_tokens"] > 0);
+    for (const char* count : {"drafted_tokens", "kept_drafts", "rounds_by_draft_depth"})
+      CHECK(ranks[0]["evidence"][count] == ranks[1]["evidence"][count]);
+  }
 }
 
 TEST_CASE("ranks: rank 0 ends with code 5 within ten seconds when rank 1 is killed at load, in a prompt, in decoding") {
