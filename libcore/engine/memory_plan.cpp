@@ -44,9 +44,9 @@ struct Term {
 std::array<Term, 5> terms(const MemoryPlan& p) {
   return {{{"weights", p.weights, "take a pack of fewer bits"},
            {"expert lines", p.pools, "lower --expert-lines"},
-           {"states and KV pages", p.states, "lower --parallel, --max-tokens, the prompt or --kv-device-tokens"},
-           {"scratch", p.scratch, "lower --chunk-rows or --parallel"},
-           {"workspaces", p.workspaces, "lower --chunk-rows or --parallel"}}};
+           {"states and KV pages", p.states, "run fewer or shorter sequences, or lower --kv-device-tokens"},
+           {"scratch", p.scratch, "lower --chunk-rows or run fewer sequences"},
+           {"workspaces", p.workspaces, "lower --chunk-rows or run fewer sequences"}}};
 }
 double gib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 

@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "kernels/devices.h"
 #include "tests/support/run_tool.h"
 
 using namespace fnx;
@@ -80,10 +81,41 @@ TEST_CASE("capacity: made-up ids have no facts, resident pages nothing to compar
   CHECK(not_run.count("the same with all keys and values on the device") == 1);
 }
 
+TEST_CASE("capacity: two ranks give the tokens and logits of one, and say what each of them took") {
+  const auto digest = [](const char* ranks, size_t peaks) {
+    const RunResult run = capacity(kTiny, {"--tokens", "200", "--points", "100", "--kv-device-tokens", "128",
+                                           "--needles", "1", "--threads", "1", "--tp", ranks});
+    CAPTURE(run.err);
+    REQUIRE(run.exit_code == 0);
+    const Json receipt = read_receipt(run, "fnx-capacity");
+    CHECK(receipt["evidence"]["peak_memory"].size() == peaks);
+    CHECK(gates_by_name(receipt)["resident/different_states"] == "pass");
+    return receipt["result_digest"];
+  };
+  CHECK(digest("2", 2) == digest("1", 1));
+}
+
 TEST_CASE("capacity: contexts, points and gates that cannot be are refused") {
   CHECK(capacity(kTiny, {"--tokens", "9000"}).exit_code == 3);
   CHECK(capacity(kTiny, {"--tokens", "400", "--points", "399"}).exit_code == 2);
   CHECK(capacity(kTiny, {"--tokens", "400", "--points", "500"}).exit_code == 2);
   CHECK(capacity(kTiny, {"--tokens", "400", "--needles", "500"}).exit_code == 2);
   CHECK(capacity("synth:tiny,layers=4,experts=8", {"--tokens", "150", "--gate", "recall>=1"}).exit_code == 2);
+}
+
+TEST_CASE("capacity: a plan that does not fit is refused with its numbers and the option that helps") {
+  if (cuda_runtime_version() == "none") return;  // there is no backend to plan for
+  const auto plan = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--memory-plan", "--tokens", "8000", "--points", "4000"});
+    return capacity(kTiny, more);
+  };
+  const RunResult tiered = plan({"--vram-limit", "144MiB", "--kv-device-tokens", "256"});
+  CAPTURE(tiered.err);
+  CHECK(tiered.exit_code == 0);
+  CHECK(tiered.out.find("older keys and values") != std::string::npos);
+  const RunResult resident = plan({"--vram-limit", "144MiB", "--kv-device-tokens", "16000"});
+  CAPTURE(resident.err);
+  CHECK(resident.exit_code == 4);
+  for (const char* words : {"150994944", "the largest term is states and KV pages", "--kv-device-tokens"})
+    CHECK(resident.err.find(words) != std::string::npos);
 }
