@@ -78,6 +78,9 @@ class Capacity {
       run_.progress("rows", static_cast<uint64_t>(std::min(done, rows)), static_cast<uint64_t>(rows));
       note_device();
     };
+    work_.measured = [&](int64_t tokens, const std::vector<double>& round_ns) {
+      run_.info(fmt::format("{} tokens a sequence: {:.3f} ms a round", tokens, median(round_ns) / 1e6));
+    };
     ContextRun done;
     {
       Engine engine(weights, *model_.backend, eo);

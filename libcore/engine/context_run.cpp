@@ -110,6 +110,7 @@ class Growth {
     }
     if (run_.stopped) return;
     run_.logits_hashes.push_back(drawn_logits_hash(engine_));
+    if (work_.measured) work_.measured(point, p.round_ns);
     run_.points.push_back(std::move(p));
     between();
   }

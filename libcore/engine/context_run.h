@@ -20,7 +20,8 @@ struct ContextWork {
   int64_t answer_tokens = 8;
   bool hash_states = false;
   std::function<void(int64_t rows)> after;  // called between what is timed, with the rows so far
-  std::function<bool()> stop;               // asked before every forward
+  std::function<void(int64_t tokens, const std::vector<double>& round_ns)> measured;  // called behind a point's rounds
+  std::function<bool()> stop;                                                         // asked before every forward
 
   // Rounds that are run before those that are timed, for pools and recordings to settle.
   static constexpr int64_t kWarmRounds = 4;
