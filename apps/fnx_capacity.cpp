@@ -142,7 +142,7 @@ class Capacity {
     }
   }
 
-  // Whether all keys and values could lie on the device beside the same weights.
+  // Whether all keys and values could lie on the device beside the same weights, with what plans leave free.
   bool fits_resident(EngineOptions eo) {
     std::string why;
     if (eo.state.device_tokens == 0) {
@@ -152,8 +152,9 @@ class Capacity {
       if (model_.expert_lines > 0) same.expert_lines = std::to_string(model_.expert_lines);
       eo.state.device_tokens = 0;
       const MemoryPlan plan = model_.plan_weights(same, eo, model_.shard());
-      const bool fits = plan.total() <= plan.limit && plan.lines == model_.expert_lines;
-      if (!fits) why = fmt::format("it needs {} bytes of device memory and may use {}", plan.total(), plan.limit);
+      const uint64_t needed = plan.total() + kPlanReserve;
+      const bool fits = needed <= plan.limit && plan.lines == model_.expert_lines;
+      if (!fits) why = fmt::format("it needs {} bytes of device memory and may use {}", needed, plan.limit);
       if (Communicator* all = model_.communicator(); all != nullptr && all->minimum(fits ? 1 : 0) == 0 && fits)
         why = "it does not fit another rank";
     }
