@@ -19,7 +19,7 @@ void Engine::place_proposal(int64_t rows, int64_t lanes, const std::vector<int64
     chain_[j].positions = staging_.place(DType::I32, {step_lanes[j]});
     chain_[j].lane_table = staging_.place(DType::I32, {step_lanes[j], 4});
   }
-  in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+  place_tables();
 }
 
 // `order` lists the proposals by falling depth, so that every step of the chain goes on with the first of its rows.
@@ -55,7 +55,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
   place_proposal(static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()), step_lanes);
   fill_draft_rows();
   for (size_t i = 0; i < proposals.size(); ++i) keep_stack(draft_lanes_[i].slot, 0, kept_rows[i]);
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  fill_tables();
   auto* params = reinterpret_cast<SampleParams*>(in_.params.host.data);
   for (size_t j = 0; j < chain_.size(); ++j) {
     ChainStep& step = chain_[j];
@@ -145,7 +145,7 @@ void Engine::settle(int32_t slot) {
   place(0, 1, 0, static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
   in_.lanes.fill(lanes_.data(), 1);
   if (options_.state.trials > 0) in_.trials.fill(trials_.data(), 1);
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  fill_tables();
   if (has_draft_head()) fill_draft_rows();
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
