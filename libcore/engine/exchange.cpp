@@ -39,6 +39,12 @@ void Engine::wait() {
   if (options_.ranks != nullptr) options_.ranks->check();
 }
 
+// Not for what was launched behind the draws.
+void Engine::wait_drawn() {
+  has_drawn_->wait();
+  if (options_.ranks != nullptr) options_.ranks->check();
+}
+
 void Engine::expert_slots(const MoeLayer& m, const View& u, const View& ids, const View& slots) {
   if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
   backend_.experts(*stream_, *m.experts, u, ids, slots);
