@@ -1,15 +1,18 @@
-// fnx-pool-ab: pools of offloaded experts that start warm against pools that start empty, in one process: equal tokens
-// first, then the times to the first token and of the rounds that follow.
+// fnx-pool-ab: two ways of running offloaded experts in one process, pools that start empty against warm ones or rounds
+// planned on the host against rounds planned on the device: equal tokens first, then the times to the first token and
+// of the rounds that follow, and how near these come to the least time that their misses leave.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <optional>
+#include <limits>
 
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
 #include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
+#include "libcore/engine/floor.h"
 #include "libcore/engine/workload.h"
 #include "libcore/measure/statistics.h"
 
@@ -17,14 +20,19 @@ using namespace fnx;
 
 namespace {
 
-constexpr std::array<const char*, 2> kArms = {"cold", "warm"};
+using Names = std::array<const char*, 2>;
 constexpr std::array<const char*, 2> kFigures = {"first_token", "round"};
 
 struct Options {
   ModelOptions model;
   int64_t prompt = 64, chunk_rows = 256, rounds = 32, train_rounds = 128;
   int pairs = kFewestPairs;
+  std::string compare = "start";
+  double read_gbps = 0;
   std::vector<std::string> gates;
+
+  bool planners() const { return compare == "planner"; }
+  Names arms() const { return planners() ? Names{"host", "device"} : Names{"cold", "warm"}; }
 
   void add(CLI::App& app) {
     model.add(app);
@@ -34,7 +42,19 @@ struct Options {
     add_count(app, "--train-rounds", train_rounds,
               "Decode rounds, after another prompt, that the warm pools' counts come from");
     add_pairs(app, pairs);
-    app.add_option("--gate", gates, "Limit, like first_token/ratio>=1.2 or round/ratio>=1")->type_name("NAME>=VALUE");
+    app.add_option("--compare", compare,
+                   "What differs between the arms: how pools start, cold or warm, or the planner, host or device, of "
+                   "warm ones")
+        ->check(CLI::IsMember({"start", "planner"}))
+        ->capture_default_str();
+    app.add_option("--read-gbps", read_gbps,
+                   "Gigabytes (10^9) a second that the device reads, for the bound of a round; 0: the link's alone")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--gate", gates,
+                   "Limit, like first_token/ratio>=1.2, round/ratio>=1 or device/bound_share>=0.8: of the bound that "
+                   "the round's misses leave")
+        ->type_name("NAME>=VALUE");
   }
 };
 
@@ -44,15 +64,23 @@ struct Arm {
   std::vector<int32_t> tokens;
   int64_t other_tokens = 0;
   uint64_t misses = 0, fills = 0;
+  PhaseCounters rounds;  // of the decode rounds that were timed
+  double bound_ns = 0;   // of one of them
 };
+
+PhaseCounters operator-(const PhaseCounters& a, const PhaseCounters& b) {
+  return {a.forwards - b.forwards, a.misses - b.misses, a.bytes - b.bytes};
+}
 
 class PoolAb {
  public:
-  PoolAb(const Options& options, ToolRun& run) : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
+  PoolAb(const Options& options, ToolRun& run)
+      : o_(options), run_(run), model_(OpenedModel::open(options.model, run)), names_(options.arms()) {
     std::vector<std::string> names;
     for (const char* f : kFigures) names.push_back(std::string(f) + "/ratio");
+    for (const char* a : names_) names.push_back(std::string(a) + "/bound_share");
     limits_ = parse_gates(o_.gates, names);
-    run_.receipt().set_effective("arms", Json::array({kArms[0], kArms[1]}), "this tool runs both");
+    run_.receipt().set_effective("arms", Json::array({names_[0], names_[1]}), "this tool runs both");
   }
 
   void measure() {
@@ -80,7 +108,10 @@ class PoolAb {
         run_.progress("runs", static_cast<uint64_t>(2 * pair + turn + 1), static_cast<uint64_t>(2 * o_.pairs));
       }
     if (stop()) return;
-    report();
+    if (report()) bound(pools);
+    run_.receipt().evidence["graph"] = {{"replays", engine.graph_counters().replays},
+                                        {"eager", engine.graph_counters().eager},
+                                        {"failed", engine.graph_counters().failed}};
     report_pools(weights, run_);
     judge_gates(limits_, figures_, run_.receipt());
   }
@@ -96,8 +127,11 @@ class PoolAb {
 
   void sample(size_t a, Engine& engine, ExpertPools& pools, const Workload& work) {
     const PoolCounters before = pools.counters();
+    const PhaseCounters rounds_before = pools.rounds();
     pools.reset();
-    if (a == 1) pools.warm([&](int64_t b) -> std::span<const uint64_t> { return heat_[static_cast<size_t>(b)]; });
+    if (o_.planners()) pools.set_planner(a == 0 ? Planner::Host : Planner::Device);
+    if (a == 1 || o_.planners())
+      pools.warm([&](int64_t b) -> std::span<const uint64_t> { return heat_[static_cast<size_t>(b)]; });
     engine.stream().synchronize();
     const WorkloadRun run = run_workload(engine, work, [&] { return run_.stopping(); });
     if (run.stopped) return;
@@ -108,25 +142,65 @@ class PoolAb {
     arm.ns[1].push_back(run.rounds_ns() / static_cast<double>(o_.rounds));
     const PoolCounters after = pools.counters();
     arm.misses += after.misses - before.misses, arm.fills += after.fills - before.fills;
+    const PhaseCounters rounds = pools.rounds() - rounds_before;
+    arm.rounds = {arm.rounds.forwards + rounds.forwards, arm.rounds.misses + rounds.misses,
+                  arm.rounds.bytes + rounds.bytes};
   }
 
-  void report() {
+  // The least time of a round: its misses over the link, beside its reads on the device.
+  void bound(ExpertPools& pools) {
+    const double link = pools.link_bytes_per_s();
+    const double read = o_.read_gbps <= 0
+                            ? 0
+                            : floor_ns(decode_cost(*model_.source, model_.config, 1, o_.prompt + o_.rounds / 2),
+                                       {o_.read_gbps, std::numeric_limits<double>::infinity()});
+    Receipt& receipt = run_.receipt();
+    if (o_.read_gbps <= 0) receipt.add_not_run("reads of the device", "asked for by --read-gbps");
+    receipt.evidence["link_bytes_per_s"] = link;
+    for (size_t a = 0; a < 2; ++a) {
+      Arm& arm = arms_[a];
+      const double rounds = static_cast<double>(arm.rounds.forwards);
+      const double link_ns = static_cast<double>(arm.rounds.bytes) / rounds / link * 1e9;
+      arm.bound_ns = std::max(link_ns, read);
+      const double round_ns = median(arm.ns[1]), share = arm.bound_ns / round_ns;
+      receipt.evidence[names_[a]].update(Json{{"rounds", arm.rounds.forwards},
+                                              {"round_misses", static_cast<double>(arm.rounds.misses) / rounds},
+                                              {"round_link_bytes", static_cast<double>(arm.rounds.bytes) / rounds},
+                                              {"round_link_ns", link_ns},
+                                              {"round_read_ns", read},
+                                              {"round_bound_share", share}});
+      figures_.push_back({fmt::format("{}/bound_share", names_[a]), "ratio", share, ""});
+      run_.print(
+          fmt::format("{}: {:.1f} misses a round, {:.1f} MB at {:.1f} GB/s: {:.3f} ms at least, {:.3f} of it "
+                      "reached\n",
+                      names_[a], static_cast<double>(arm.rounds.misses) / rounds,
+                      static_cast<double>(arm.rounds.bytes) / rounds / 1e6, link / 1e9, arm.bound_ns / 1e6, share));
+    }
+  }
+
+  // False when there are no times.
+  bool report() {
     Receipt& receipt = run_.receipt();
     const bool equal = arms_[0].tokens == arms_[1].tokens && arms_[0].other_tokens + arms_[1].other_tokens == 0;
     receipt.result["token_hash"] = token_hash(arms_[0].tokens);
     receipt.add_gate("different_tokens", equal ? 0 : 1, "==", 0, "arms");
+    if (o_.planners())
+      receipt.add_gate("different_misses", arms_[0].misses == arms_[1].misses ? 0 : 1, "==", 0, "arms");
     for (size_t a = 0; a < arms_.size(); ++a)
-      receipt.evidence[kArms[a]] = {{"misses", arms_[a].misses}, {"fills", arms_[a].fills}};
+      receipt.evidence[names_[a]] = {{"misses", arms_[a].misses}, {"fills", arms_[a].fills}};
     if (!equal) {
       run_.print("the arms' tokens differ; no times\n");
       for (const char* f : kFigures) figures_.push_back({std::string(f) + "/ratio", "ratio", 0, "the arms differ"});
-      return;
+      for (const char* a : names_) figures_.push_back({std::string(a) + "/bound_share", "ratio", 0, "the arms differ"});
+      return false;
     }
-    run_.print(fmt::format("{:<14}{:>12}{:>12}{:>11}{:>18}\n", "", "cold ms", "warm ms", "cold/warm", "95 % interval"));
+    run_.print(fmt::format("{:<14}{:>12}{:>12}{:>13}{:>18}\n", "", names_[0] + std::string(" ms"),
+                           names_[1] + std::string(" ms"), fmt::format("{}/{}", names_[0], names_[1]),
+                           "95 % interval"));
     for (size_t f = 0; f < kFigures.size(); ++f) {
       const std::string name = kFigures[f];
       for (size_t a = 0; a < arms_.size(); ++a)
-        receipt.add_series(fmt::format("{}/{}_ns", name, kArms[a]), "ns", "warm", arms_[a].ns[f]);
+        receipt.add_series(fmt::format("{}/{}_ns", name, names_[a]), "ns", "warm", arms_[a].ns[f]);
       const PairedRatio ratio = paired_ratio(arms_[0].ns[f], arms_[1].ns[f]);
       receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
       const bool enough = o_.pairs >= kFewestPairs;
@@ -134,15 +208,17 @@ class PoolAb {
                           enough ? "" : fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs)});
       if (enough) receipt.evidence[name + "_ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       run_.print(fmt::format(
-          "{:<14}{:>12.3f}{:>12.3f}{:>11.3f}{:>18}\n", name, median(arms_[0].ns[f]) / 1e6, median(arms_[1].ns[f]) / 1e6,
+          "{:<14}{:>12.3f}{:>12.3f}{:>13.3f}{:>18}\n", name, median(arms_[0].ns[f]) / 1e6, median(arms_[1].ns[f]) / 1e6,
           ratio.median,
           enough ? fmt::format("{:.3f} .. {:.3f}", ratio.interval.low, ratio.interval.high) : "too few pairs"));
     }
+    return true;
   }
 
   const Options& o_;
   ToolRun& run_;
   OpenedModel model_;
+  const Names names_;
   std::vector<std::vector<uint64_t>> heat_;  // by bank
   std::array<Arm, 2> arms_;
   std::vector<GateLimit> limits_;
@@ -155,10 +231,13 @@ int main(int argc, char** argv) {
   Options options;
   const ToolInfo info{
       "fnx-pool-ab",
-      "Times runs whose pools of offloaded experts start warm against runs whose pools start empty.",
+      "Times two ways of running offloaded experts: warm pools against empty ones, or planner against planner.",
       {"fnx-pool-ab --model fixtures/flashnext-tiny --expert-lines 8 --rounds 8",
-       "fnx-pool-ab --model synth:flash-next-3.05bpw,skew=1 --vram-limit 16GiB --pairs 8 --gate \"round/ratio>=1\""}};
+       "fnx-pool-ab --model synth:flash-next-3.05bpw,skew=1 --vram-limit 16GiB --compare planner --graph on"}};
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
-      [&](ToolRun& run) { PoolAb(options, run).measure(); });
+      [&](ToolRun& run) {
+        if (options.planners()) options.model.planner = "device";  // whose pools can be planned on either side
+        PoolAb(options, run).measure();
+      });
 }

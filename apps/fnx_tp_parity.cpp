@@ -56,9 +56,10 @@ struct Cell {
 // One side: one rank alone, or all of them.
 struct Arm {
   std::string name;
-  std::optional<Weights> weights;
   Communicator* ranks = nullptr;
   Plant plant = Plant::None;
+  int64_t lines = 0;  // of offloaded experts; 0: all are on the device
+  std::optional<Weights> weights;
 };
 
 class TpParity {
@@ -75,27 +76,25 @@ class TpParity {
         if (n < 1) throw Error(ErrorKind::Usage, fmt::format("--sequences {}: give 1 or more", o_.sequences));
         if (o_.modes.find(seeded ? "seeded" : "greedy") != std::string::npos) cells_.push_back({seeded, n});
       }
-    one_.name = "tp1";
-    all_.name = fmt::format("tp{}", o_.model.tp);
-    all_.ranks = model_.communicator();
-    all_.plant = o_.plant == "add" ? Plant::Add : o_.plant == "order" ? Plant::Order : Plant::None;
   }
 
   void compare() {
-    EngineOptions largest = engine_options(cells_.back(), all_, false);
-    if (model_.plan(o_.model, largest, run_)) return;
+    if (!make_arms()) return;
     run_.receipt().result["cells"] = Json::array();
-    load(one_);
-    for (const Cell& cell : cells_) records_[cell.name()] = record(cell, one_);
-    if (o_.pairs == 0) one_.weights.reset();
-    load(all_);
-    for (const Cell& cell : cells_) {
-      if (run_.stop_together()) return;
-      judge(cell, record(cell, all_));
+    for (Arm& arm : arms_) {
+      load(arm);
+      for (const Cell& cell : cells_) {
+        if (run_.stop_together()) return;
+        records_[cell.name()].push_back(record(cell, arm));
+      }
+      report_pools(*arm.weights, run_, arm.name);
+      if (o_.pairs == 0) arm.weights.reset();
     }
+    for (const Cell& cell : cells_) judge(cell);
     measure_exchange();
     for (const Cell& cell : cells_)
-      if (o_.pairs > 0 && !cell.seeded && different_ == 0 && !measure(cell)) return;
+      for (size_t a = 0; a < arms_.size(); a += 2)
+        if (o_.pairs > 0 && !cell.seeded && different_ == 0 && !measure(cell, arms_[a], arms_[a + 1])) return;
   }
 
  private:
@@ -104,8 +103,35 @@ class TpParity {
     ParityRecord record;
   };
 
+  // One rank, all of them; with a number of lines once more with offloaded experts, without one as memory asks. False
+  // when the user wanted the plan alone.
+  bool make_arms() {
+    const Plant plant = o_.plant == "add" ? Plant::Add : o_.plant == "order" ? Plant::Order : Plant::None;
+    const auto add = [&](int64_t one, int64_t all) {
+      const auto name = [](int64_t ranks, int64_t lines) {
+        return fmt::format("tp{}{}", ranks, lines > 0 ? "-offloaded" : "");
+      };
+      arms_.push_back({name(1, one), nullptr, Plant::None, one, {}});
+      arms_.push_back({name(o_.model.tp, all), model_.communicator(), plant, all, {}});
+    };
+    add(0, 0);
+    const Cell& largest = cells_.back();
+    if (model_.plan(o_.model, engine_options(largest, arms_[1], false), run_)) return false;
+    if (o_.model.expert_lines != "auto") {
+      add(model_.expert_lines, model_.expert_lines);
+    } else if (model_.backend->name() == "cuda") {
+      const MemoryPlan alone = model_.plan_weights(o_.model, engine_options(largest, arms_[0], false), Shard{});
+      require_fit(alone);
+      arms_.clear();
+      add(alone.lines, model_.expert_lines);
+      run_.receipt().set_effective("expert_lines_of_one_rank", alone.lines, "default: the memory plan");
+    }
+    return true;
+  }
+
   void load(Arm& arm) {
     LoadOptions load;
+    load.pools.lines = arm.lines, load.pools.check_lines = o_.model.check_lines;
     load.draft_head = false;
     load.accept_raw_norms = o_.model.accept_raw_norms;
     if (arm.ranks != nullptr) {
@@ -147,7 +173,7 @@ class TpParity {
         const std::string name = fmt::format("{}{} {}", arm.name, graphs ? " graph" : "", turn);
         out.push_back(
             {name, record_run(engine, workload(cell), o_.slots && !graphs, [&] { return run_.stop_together(); })});
-        run_.progress("runs", ++runs_, cells_.size() * (with_graphs ? 8 : 4));
+        run_.progress("runs", ++runs_, arms_.size() * cells_.size() * (with_graphs ? 4 : 2));
       }
       if (graphs) report_graphs(cell, arm, engine);
     }
@@ -158,16 +184,17 @@ class TpParity {
     const GraphCounters& g = engine.graph_counters();
     run_.receipt().evidence[cell.name()][arm.name] = {
         {"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
-    run_.receipt().add_gate(fmt::format("{}/{}_replays", cell.name(), arm.name), static_cast<double>(g.replays),
-                            ">=", 1, "replays");
+    if (arm.lines == 0)  // offloaded experts are planned on the host, layer by layer
+      run_.receipt().add_gate(fmt::format("{}/{}_replays", cell.name(), arm.name), static_cast<double>(g.replays),
+                              ">=", 1, "replays");
   }
 
-  // Each side against itself, then the sides.
-  void judge(const Cell& cell, const std::vector<Recorded>& all) {
-    const std::vector<Recorded>& one = records_[cell.name()];
+  // Each side against itself, then the first against the others.
+  void judge(const Cell& cell) {
+    const std::vector<std::vector<Recorded>>& sides = records_[cell.name()];
     Json result{{"cell", cell.name()}, {"runs", Json::array()}, {"comparisons", Json::array()}};
-    for (const auto* side : {&one, &all})
-      for (const Recorded& r : *side) {
+    for (const auto& side : sides)
+      for (const Recorded& r : side) {
         Json j{{"name", r.name},
                {"forwards", r.record.forwards.size()},
                {"token_hash", token_hash(r.record.tokens())},
@@ -175,9 +202,10 @@ class TpParity {
         if (!r.record.slots_hash().empty()) j["slots_hash"] = r.record.slots_hash();
         result["runs"].push_back(j);
       }
-    for (size_t i = 1; i < one.size(); ++i) hold(cell, one[0], one[i], result);
-    for (size_t i = 1; i < all.size(); ++i) hold(cell, all[0], all[i], result);
-    for (const Recorded& r : all) hold(cell, one[0], r, result);
+    for (const auto& side : sides)
+      for (size_t i = 1; i < side.size(); ++i) hold(cell, side[0], side[i], result);
+    for (const auto& side : std::span(sides).subspan(1))
+      for (const Recorded& r : side) hold(cell, sides[0][0], r, result);
     run_.receipt().result["cells"].push_back(result);
   }
 
@@ -205,7 +233,7 @@ class TpParity {
   // What the ranks say to each other for one token of one sequence, without the work between.
   void measure_exchange() {
     const ModelConfig& c = model_.config;
-    Communicator& ranks = *all_.ranks;
+    Communicator& ranks = *model_.communicator();
     const auto stream = model_.backend->make_stream();
     // Recorded where the backend records: then the host's part is not in it.
     const auto gather_ns = [&](int64_t floats) {
@@ -242,13 +270,13 @@ class TpParity {
   }
 
   // False when a signal ended it.
-  bool measure(const Cell& cell) {
+  bool measure(const Cell& cell, const Arm& one, const Arm& all) {
     const Workload work = workload(cell);
-    const Arm* arms[2] = {&one_, &all_};
+    const Arm* arms[2] = {&one, &all};
     std::unique_ptr<Engine> engines[2];
     std::vector<double> prompt_ns[2], round_ns[2];
     const auto sample = [&](int a, bool keep) {
-      all_.ranks->agree(true);  // both start together
+      model_.communicator()->agree(true);  // both start together
       const WorkloadRun run = run_workload(*engines[a], work, [&] { return run_.stop_together(); });
       if (keep) prompt_ns[a].push_back(run.prompts_ns), round_ns[a].push_back(median(run.round_ns));
       return !run.stopped;
@@ -261,32 +289,33 @@ class TpParity {
     for (int pair = 0; pair < o_.pairs; ++pair)
       for (int turn = 0; turn < 2; ++turn)
         if (!sample((pair + turn) % 2, true)) return false;
-    report_times(cell, "round", round_ns);
-    report_times(cell, "prompts", prompt_ns);
+    const std::string name = cell.name() + (all.lines > 0 ? "/offloaded" : "");
+    report_times(name + "/round", one.name, all.name, round_ns);
+    report_times(name + "/prompts", one.name, all.name, prompt_ns);
     return true;
   }
 
-  void report_times(const Cell& cell, const char* what, const std::vector<double> (&ns)[2]) {
+  void report_times(const std::string& name, const std::string& one, const std::string& all,
+                    const std::vector<double> (&ns)[2]) {
     Receipt& receipt = run_.receipt();
-    const std::string name = fmt::format("{}/{}", cell.name(), what);
-    receipt.add_series(name + "/" + one_.name + "_ns", "ns", "warm", ns[0]);
-    receipt.add_series(name + "/" + all_.name + "_ns", "ns", "warm", ns[1]);
+    receipt.add_series(name + "/" + one + "_ns", "ns", "warm", ns[0]);
+    receipt.add_series(name + "/" + all + "_ns", "ns", "warm", ns[1]);
     const PairedRatio ratio = paired_ratio(ns[0], ns[1]);
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
     // Every rank ran alone at the same time: independent processes give `world` times one's throughput.
     run_.print(
-        fmt::format("{:<24}{} {:.3f} ms, {} {:.3f} ms: {:.3f} times one rank ({:.3f} .. {:.3f}), {:.3f} of {} "
+        fmt::format("{:<28}{} {:.3f} ms, {} {:.3f} ms: {:.3f} times one rank ({:.3f} .. {:.3f}), {:.3f} of {} "
                     "independent ones\n",
-                    name, one_.name, median(ns[0]) / 1e6, all_.name, median(ns[1]) / 1e6, ratio.median,
-                    ratio.interval.low, ratio.interval.high, ratio.median / o_.model.tp, o_.model.tp));
+                    name, one, median(ns[0]) / 1e6, all, median(ns[1]) / 1e6, ratio.median, ratio.interval.low,
+                    ratio.interval.high, ratio.median / o_.model.tp, o_.model.tp));
   }
 
   const Options& o_;
   ToolRun& run_;
   OpenedModel model_;
-  Arm one_, all_;
+  std::vector<Arm> arms_;  // one rank, then all, of each kind
   std::vector<Cell> cells_;
-  std::map<std::string, std::vector<Recorded>> records_;
+  std::map<std::string, std::vector<std::vector<Recorded>>> records_;  // by cell: of each arm its runs
   int64_t different_ = 0;
   uint64_t runs_ = 0;
 };
@@ -301,5 +330,9 @@ int main(int argc, char** argv) {
                        "fnx-tp-parity --model synth:flash-next-3.05bpw,layers=8 --graph on --pairs 8"}};
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
-      [&](ToolRun& run) { TpParity(options, run).compare(); });
+      [&](ToolRun& run) {
+        // Sides that are timed lie beside each other.
+        options.model.models = options.pairs == 0 ? 1 : options.model.expert_lines == "auto" ? 2 : 4;
+        TpParity(options, run).compare();
+      });
 }

@@ -48,6 +48,18 @@ struct ExpertExtent {
   }
 };
 
+// Which experts of a bank are pooled, where those held of the first `pooled` are.
+inline void place_experts(ExpertBank& bank, const std::vector<ExpertSource>& experts, int64_t pooled) {
+  bank.experts = static_cast<int64_t>(experts.size());
+  for (int64_t e = 0; e < bank.experts; ++e) {
+    if (!experts[e].held()) continue;
+    if (e >= pooled)
+      bank.others.push_back(static_cast<int32_t>(e));
+    else if (bank.pooled++ == 0)
+      bank.first = e;
+  }
+}
+
 // Throws Internal naming both experts when `canary` is not that of `expert`.
 inline void require_canary(int32_t expert, const void* canary) {
   std::array<int32_t, 4> held{};

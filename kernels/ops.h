@@ -51,22 +51,28 @@ struct ExpertSource {
   bool held() const { return gate.trellis != nullptr || gate.plain != nullptr; }
 };
 
-// The experts of one layer in the backend's form. The first `pooled` lie in host memory and are computed from lines:
-// stretches of device memory that fill() brings them to and serve() names.
+// The experts of one layer in the backend's form. Those in [first, first + pooled) lie in host memory and are computed
+// from lines: stretches of device memory that fill() brings them to and serve() names.
 class ExpertBank {
  public:
   virtual ~ExpertBank() = default;
   int64_t experts = 0, in = 0, width = 0;
-  int64_t pooled = 0, line_bytes = 0;  // line_bytes: what a line for any of them takes, a multiple of 256
-  uint64_t host_bytes = 0;             // that the pooled ones take
-  uint64_t filled_bytes = 0;           // that fill() has copied
+  int64_t first = 0, pooled = 0;
+  std::vector<int32_t> others;  // held and not pooled
+  int64_t line_bytes = 0;       // what a line for any pooled expert takes, a multiple of 256
+  uint64_t host_bytes = 0;      // that the pooled ones take
+  uint64_t filled_bytes = 0;    // that fill() has copied
+  bool is_pooled(int64_t expert) const { return expert >= first && expert < first + pooled; }
 };
 
 // Where the next operations find a pooled expert: U8, the line that it was brought to, or nothing.
 struct ServedExpert {
   int32_t expert = 0;
   View line;
+  bool in_place = false;  // in host memory, where the bank keeps it: every use reads it from there
 };
+
+struct PoolOptions;  // kernels/expert_planner.h
 
 // ---------------------------------------------------------------------------------------------- rows of a forward
 
@@ -240,8 +246,8 @@ class Backend {
   // nothing to record. Throws Device when that fails, and what `calls` throws; the stream can be used on.
   virtual std::unique_ptr<Graph> capture(Stream&, const std::function<void()>& calls) = 0;
   virtual std::unique_ptr<Linear> load_linear(LinearSource source) = 0;
-  // The first `pooled`, all of them held, go to pinned host memory, and none of them is served yet; the others to the
-  // device.
+  // Of the first `pooled`, those held, one after the other, go to pinned host memory, and none of them is served yet;
+  // the others to the device.
   virtual std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) = 0;
 
   // dst = src, bytes of equal size, between any two spaces.
@@ -295,6 +301,13 @@ class Backend {
   // Names where experts of the bank are from here on; not to be recorded. An expert that is not pooled is served again,
   // or not, by any line or none.
   virtual void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) = 0;
+  // Plans a request by the rule of kernels/expert_planner.h, whose state is in device memory, lists the copies to make,
+  // and serves each expert that has a line from there, every other pooled one in place; so must serve() have done
+  // before the first plan. ids I32 [R, k or more]: the first k of each row are its choice, which all count as heat;
+  // pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line bytes].
+  virtual void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines) = 0;
+  // Makes the copies that the last plan of that state listed; before the next use of its lines.
+  virtual void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines) = 0;
   // For debugging: waits for the stream and throws Internal when the line of a served expert holds another's canary.
   virtual void check_served(Stream&, const ExpertBank&) = 0;
   // slots[r, j] = down(silu(gate x) * up x) of expert ids[r, j]. x [R, H], slots [R, k, H]; slots of experts that are

@@ -145,6 +145,7 @@ const KernelList& registry() {
     add_exl3_experts(all);
     add_exl3_parts(all);
     add_moe(all);
+    add_expert_pool(all);
     add_dense(all);
     add_plain(all);
     add_gdn(all);

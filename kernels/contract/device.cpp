@@ -109,6 +109,7 @@ std::vector<SymbolResources> launched_symbols(const Enqueue& enqueue, const Prob
   Memory memory;
   memory.load(problem);
   enqueue(problem, memory);
+  memory.harness().synchronize();  // a launch that fails does so here, under its own kernel's name
   memory.harness().capture([&] { enqueue(problem, memory); });
   std::vector<SymbolResources> out;
   for (const cuda::LaunchedKernel& k : memory.harness().captured_kernels())

@@ -18,41 +18,72 @@ constexpr float kEps = 1e-6f;
 constexpr double kRootRoundings = 12;  // ten of the sum of squares, root and division
 
 struct Sizes {
-  int64_t key_heads, value_heads, taps, channels, values;
+  int64_t key_heads, value_heads, taps, channels, values, trials, history, kept_rows;  // kept_rows: of a slot
   explicit Sizes(const Problem& p)
       : key_heads(p.number("key_heads")),
         value_heads(p.number("value_heads")),
         taps(p.number("taps")),
         channels((2 * key_heads + value_heads) * kDim),
-        values(value_heads * kDim) {}
+        values(value_heads * kDim),
+        trials(most_trials(p)),
+        history(taps - 1),
+        kept_rows(history + trials) {}
 };
+
+// A lane's rows one after another: those that its slot's last call tried and that stayed, then its own.
+struct LaneRows {
+  Lane lane;
+  Trial trial;
+  int64_t count() const { return int64_t{trial.kept} + lane.rows; }
+  int64_t kept_for_good() const { return count() - trial.tried; }
+  bool own(int64_t i) const { return i >= trial.kept; }
+  int64_t row(int64_t i) const { return lane.first_row + i - trial.kept; }  // of the launch
+  // What the convolution reads for row i: of the launch or of the slot's state, which begins `history` rows earlier.
+  const float* qkv(const Problem& p, const Sizes& s, int64_t i) const {
+    return own(i) ? p["qkv"].as<float>() + row(i) * s.channels
+                  : p["conv_state"].as<float>() + (lane.slot * s.kept_rows + s.history + i) * s.channels;
+  }
+  // b or a of row i, all heads.
+  const float* gate(const Problem& p, const Sizes& s, const char* name, int64_t i) const {
+    const int64_t which = name[0] == 'b' ? 0 : 1;
+    return own(i) ? p[name].as<float>() + row(i) * s.value_heads
+                  : p["tried"].as<float>() + ((lane.slot * s.trials + i) * 2 + which) * s.value_heads;
+  }
+};
+
+std::vector<LaneRows> lane_rows(const Problem& p) {
+  const std::vector<Lane> lanes = lanes_of(p);
+  const std::vector<Trial> trials = trials_of(p);
+  std::vector<LaneRows> out;
+  for (size_t i = 0; i < lanes.size(); ++i) out.push_back({lanes[i], trials[i]});
+  return out;
+}
 
 Bounded silu_of(Bounded x) { return swiglu_reference(x, {1.0, 0.0}); }
 
-// The state before a row, the row, and what the row leaves; lanes of one row.
+// One row of a lane.
 class RowReference {
  public:
-  RowReference(const Problem& p, const Sizes& s, int64_t row, int64_t slot) : p_(p), s_(s), row_(row), slot_(slot) {
+  RowReference(const Problem& p, const Sizes& s, const LaneRows& rows, int64_t i) : p_(p), s_(s), rows_(rows), i_(i) {
     convolve();
   }
 
-  // Fills o [values] and the new state [values * 128] of one value head.
+  // Takes the state [128 * 128] of a value head to after the row; fills the head's o [128].
   void head(int64_t h, Bounded* out, Bounded* state) const {
     const int64_t key_head = h / (s_.value_heads / s_.key_heads);
     const Bounded *q = &c_[static_cast<size_t>(key_head * kDim)], *k = q + s_.key_heads * kDim;
     const Bounded* v = &c_[static_cast<size_t>((2 * s_.key_heads + h) * kDim)];
-    const double shifted = p_["a"].at(row_ * s_.value_heads + h) + p_["dt_bias"].at(h);
+    const double shifted = double{rows_.gate(p_, s_, "a", i_)[h]} + p_["dt_bias"].at(h);
     const double rate = std::exp(p_["a_log"].at(h));
     const double softplus = shifted > 0 ? shifted + std::log1p(std::exp(-shifted)) : std::log1p(std::exp(shifted));
     const double g = -rate * softplus, g_error = gamma(20) * std::abs(g) + rate * kUnit * std::abs(shifted);
     const Bounded decay{std::exp(g), std::exp(g) * (g_error * 1.01 + gamma(4)) + 0x1p-140};
-    const Bounded beta = sigmoid_reference({p_["b"].at(row_ * s_.value_heads + h), 0});
-    const float* delta = p_["delta"].as<float>() + (slot_ * s_.value_heads + h) * kDim * kDim;
+    const Bounded beta = sigmoid_reference({rows_.gate(p_, s_, "b", i_)[h], 0});
     std::vector<Bounded> o(kDim);
     for (int64_t x = 0; x < kDim; ++x) {
       double m = 0, m_error = 0, size = 0;
       for (int64_t i = 0; i < kDim; ++i) {
-        const Bounded faded = times({delta[i * kDim + x], 0}, decay), term = times(faded, k[i]);
+        const Bounded faded = times(state[i * kDim + x], decay), term = times(faded, k[i]);
         state[i * kDim + x] = faded;
         m += term.value;
         m_error += term.error;
@@ -74,9 +105,10 @@ class RowReference {
       }
       o[static_cast<size_t>(x)] = {sum, sum_error + gamma(12) * sum_size};
     }
+    if (!rows_.own(i_)) return;
     const Bounded scale = inverse_rms(o.data(), kDim, kDim, kEps, kRootRoundings);
     for (int64_t x = 0; x < kDim; ++x) {
-      const Bounded z{p_["z"].at(row_ * s_.values + h * kDim + x), 0};
+      const Bounded z{p_["z"].at(rows_.row(i_) * s_.values + h * kDim + x), 0};
       const Bounded gate = p_.number("silu") != 0 ? silu_of(z) : sigmoid_reference(z);
       const Bounded normed = times(times(o[static_cast<size_t>(x)], scale), {p_["norm"].at(x), 0});
       out[x] = times(normed, gate);
@@ -87,13 +119,13 @@ class RowReference {
  private:
   void convolve() {
     c_.resize(static_cast<size_t>(s_.channels));
-    const float *row = p_["qkv"].as<float>() + row_ * s_.channels, *taps = p_["conv"].as<float>(),
-                *past = p_["conv_state"].as<float>() + slot_ * (s_.taps - 1) * s_.channels;
+    const float* taps = p_["conv"].as<float>();
+    std::vector<const float*> seen;  // oldest first
+    for (int64_t t = 0; t < s_.taps; ++t) seen.push_back(rows_.qkv(p_, s_, i_ - s_.history + t));
     for (int64_t ch = 0; ch < s_.channels; ++ch) {
       double sum = 0, size = 0;
       for (int64_t t = 0; t < s_.taps; ++t) {
-        const double x = t + 1 == s_.taps ? row[ch] : past[t * s_.channels + ch];
-        const double term = x * taps[ch * s_.taps + t];
+        const double term = double{seen[static_cast<size_t>(t)][ch]} * taps[ch * s_.taps + t];
         sum += term;
         size += std::abs(term);
       }
@@ -110,32 +142,48 @@ class RowReference {
 
   const Problem& p_;
   const Sizes& s_;
-  int64_t row_, slot_;
+  const LaneRows& rows_;
+  int64_t i_;
   std::vector<Bounded> c_;
 };
 
 std::vector<Expectation> gdn_expect(const Problem& given, const Problem&) {
   const Sizes s(given);
+  constexpr int64_t kState = kDim * kDim;
   Expectation out = expect_elements(given["out"], [](int64_t) { return Bounded{}; });
   Expectation delta = expect_unchanged(given["delta"]), history = expect_unchanged(given["conv_state"]);
-  std::vector<Bounded> values(kDim), state(kDim * kDim);
-  for (const Lane& lane : lanes_of(given)) {
-    const RowReference row(given, s, lane.first_row, lane.slot);
+  std::vector<Expectation> all;
+  if (s.trials > 0) all.push_back(expect_unchanged(given["tried"]));
+  std::vector<Bounded> values(kDim), state(kState);
+  for (const LaneRows& rows : lane_rows(given)) {
+    std::vector<RowReference> references;
+    for (int64_t i = 0; i < rows.count(); ++i) references.emplace_back(given, s, rows, i);
     for (int64_t h = 0; h < s.value_heads; ++h) {
-      row.head(h, values.data(), state.data());
-      out.put(lane.first_row * s.values + h * kDim, values);
-      delta.put((lane.slot * s.value_heads + h) * kDim * kDim, state);
+      const int64_t at = (rows.lane.slot * s.value_heads + h) * kState;
+      for (int64_t i = 0; i < kState; ++i) state[static_cast<size_t>(i)] = {given["delta"].at(at + i), 0};
+      for (int64_t i = 0; i < rows.count(); ++i) {
+        references[static_cast<size_t>(i)].head(h, values.data(), state.data());
+        if (rows.own(i)) out.put(rows.row(i) * s.values + h * kDim, values);
+        if (i + 1 == rows.kept_for_good()) delta.put(at, state);
+      }
     }
-    for (int64_t t = 0; t + 1 < s.taps; ++t)
-      for (int64_t ch = 0; ch < s.channels; ++ch)
-        history.value[static_cast<size_t>((lane.slot * (s.taps - 1) + t) * s.channels + ch)] =
-            t + 2 == s.taps ? given["qkv"].at(lane.first_row * s.channels + ch)
-                            : given["conv_state"].at((lane.slot * (s.taps - 1) + t + 1) * s.channels + ch);
+    for (int64_t t = 0; t < s.history + rows.trial.tried; ++t) {
+      const float* from = rows.qkv(given, s, rows.kept_for_good() - s.history + t);
+      std::copy_n(from, s.channels,
+                  &history.value[static_cast<size_t>((rows.lane.slot * s.kept_rows + t) * s.channels)]);
+    }
+    for (int64_t t = 0; t < rows.trial.tried; ++t)
+      for (const char* name : {"b", "a"})
+        std::copy_n(
+            rows.gate(given, s, name, rows.kept_for_good() + t), s.value_heads,
+            &all[0]
+                 .value[static_cast<size_t>(((rows.lane.slot * s.trials + t) * 2 + (name[0] == 'a')) * s.value_heads)]);
   }
-  return {out, delta, history};
+  all.insert(all.end(), {out, delta, history});
+  return all;
 }
 
-enum class Fault : uint8_t { None, NoDecay, NextKeyHead, NoBeta, KeysDescending };
+enum class Fault : uint8_t { None, NoDecay, NextKeyHead, NoBeta, KeysDescending, ForgetsKept, KeepsTried };
 
 float softplus32(float x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 float silu32(float x) { return swiglu_value(x, 1.0f); }
@@ -153,17 +201,17 @@ float squares(const float* x) {
   return butterfly(lanes, 32);
 }
 
-void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<float>& c, Fault fault) {
-  float* past = p["conv_state"].as<float>() + slot * (s.taps - 1) * s.channels;
-  const float *row = p["qkv"].as<float>() + r * s.channels, *conv = p["conv"].as<float>();
+// One row of a lane, from `deltas` [value_heads, 128, 128].
+void host_row(Problem& p, const Sizes& s, const LaneRows& rows, int64_t row, float* deltas, std::vector<float>& c,
+              Fault fault) {
+  const float* conv = p["conv"].as<float>();
+  std::vector<const float*> seen;
+  for (int64_t t = 0; t < s.taps; ++t) seen.push_back(rows.qkv(p, s, row - s.history + t));
   for (int64_t ch = 0; ch < s.channels; ++ch) {
     float sum = 0;
-    for (int64_t t = 0; t < s.taps; ++t)
-      sum += conv[ch * s.taps + t] * (t + 1 == s.taps ? row[ch] : past[t * s.channels + ch]);
+    for (int64_t t = 0; t < s.taps; ++t) sum += conv[ch * s.taps + t] * seen[static_cast<size_t>(t)][ch];
     c[static_cast<size_t>(ch)] = silu32(sum);
   }
-  std::copy(past + s.channels, past + (s.taps - 1) * s.channels, past);
-  std::copy_n(row, s.channels, past + (s.taps - 2) * s.channels);
   for (int64_t h = 0; h < 2 * s.key_heads; ++h) {
     float* x = &c[static_cast<size_t>(h * kDim)];
     float scale = 1.0f / std::sqrt(squares(x) + 1e-6f);
@@ -175,12 +223,11 @@ void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<f
     if (fault == Fault::NextKeyHead) key_head = (key_head + 1) % s.key_heads;
     const float *q = &c[static_cast<size_t>(key_head * kDim)], *k = q + s.key_heads * kDim;
     const float* v = &c[static_cast<size_t>((2 * s.key_heads + h) * kDim)];
-    const int64_t at = r * s.value_heads + h;
-    const float g =
-        -std::exp(p["a_log"].as<float>()[h]) * softplus32(p["a"].as<float>()[at] + p["dt_bias"].as<float>()[h]);
+    const float a = rows.gate(p, s, "a", row)[h] + p["dt_bias"].as<float>()[h];
+    const float g = -std::exp(p["a_log"].as<float>()[h]) * softplus32(a);
     const float decay = fault == Fault::NoDecay ? 1.0f : std::exp(g);
-    const float beta = fault == Fault::NoBeta ? 1.0f : sigmoid_value(p["b"].as<float>()[at]);
-    float *state = p["delta"].as<float>() + (slot * s.value_heads + h) * kDim * kDim, o[kDim];
+    const float beta = fault == Fault::NoBeta ? 1.0f : sigmoid_value(rows.gate(p, s, "b", row)[h]);
+    float *state = deltas + h * kDim * kDim, o[kDim];
     const bool descending = fault == Fault::KeysDescending && p.rows > kMostRowsAlone;
     // 16 lanes of 8 keys each, all 128 columns beside one another.
     float sums[16][kDim] = {}, d[kDim];
@@ -203,10 +250,11 @@ void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<f
         state[i * kDim + x] += k[i] * d[x];
         sums[i / 8][x] += state[i * kDim + x] * q[i];
       }
+    if (!rows.own(row)) continue;
     for (int64_t x = 0; x < kDim; ++x) o[x] = reduced(x);
     const float scale = 1.0f / std::sqrt(squares(o) / 128.0f + kEps);
     for (int64_t x = 0; x < kDim; ++x) {
-      const int64_t y = r * s.values + h * kDim + x;
+      const int64_t y = rows.row(row) * s.values + h * kDim + x;
       const float z = p["z"].as<float>()[y];
       p["out"].as<float>()[y] =
           p["norm"].as<float>()[x] * (o[x] * scale) * (p.number("silu") != 0 ? silu32(z) : sigmoid_value(z));
@@ -216,9 +264,27 @@ void host_row(Problem& p, const Sizes& s, int64_t r, int64_t slot, std::vector<f
 
 void gdn_host(Problem& p, Fault fault) {
   const Sizes s(p);
-  std::vector<float> c(static_cast<size_t>(s.channels));
-  for (const Lane& lane : lanes_of(p))
-    for (int64_t r = lane.first_row; r < lane.first_row + lane.rows; ++r) host_row(p, s, r, lane.slot, c, fault);
+  const int64_t state = s.value_heads * kDim * kDim;
+  std::vector<float> c(static_cast<size_t>(s.channels)), aside;
+  for (LaneRows rows : lane_rows(p)) {
+    if (fault == Fault::ForgetsKept) rows.trial.kept = 0;
+    float* deltas = p["delta"].as<float>() + rows.lane.slot * state;
+    for (int64_t i = 0; i < rows.count(); ++i) {
+      if (i == rows.kept_for_good() && fault != Fault::KeepsTried) {
+        aside.assign(deltas, deltas + state);
+        deltas = aside.data();
+      }
+      host_row(p, s, rows, i, deltas, c, fault);
+    }
+    // A later row is read before an earlier one's place is overwritten.
+    for (int64_t t = 0; t < s.history + rows.trial.tried; ++t)
+      std::copy_n(rows.qkv(p, s, rows.kept_for_good() - s.history + t), s.channels,
+                  p["conv_state"].as<float>() + (rows.lane.slot * s.kept_rows + t) * s.channels);
+    for (int64_t t = 0; t < rows.trial.tried; ++t)
+      for (const char* name : {"b", "a"})
+        std::copy_n(rows.gate(p, s, name, rows.kept_for_good() + t), s.value_heads,
+                    p["tried"].as<float>() + ((rows.lane.slot * s.trials + t) * 2 + (name[0] == 'a')) * s.value_heads);
+  }
 }
 
 Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
@@ -238,10 +304,14 @@ Problem gdn_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   in("dt_bias", false, {s.value_heads}, Kind::Normal, {}, 7);
   in("norm", false, {kDim}, Kind::Normal, {}, 8);
   add_lanes(p, rows);
-  Operand& history = p.add("conv_state", DType::F32, Role::InOut, false, {slots, s.taps - 1, s.channels});
+  Operand& history = p.add("conv_state", DType::F32, Role::InOut, false, {slots, s.kept_rows, s.channels});
   fill(history.as<float>(), 1, history.size(), Kind::Normal, {}, Random(seed, 9));
   Operand& delta = p.add("delta", DType::F32, Role::InOut, false, {slots, s.value_heads, kDim, kDim});
   fill(delta.as<float>(), 1, delta.size(), Kind::Normal, {}, Random(seed, 10));
+  if (s.trials > 0) {
+    Operand& tried = p.add("tried", DType::F32, Role::InOut, false, {slots, s.trials, 2, s.value_heads});
+    fill(tried.as<float>(), 1, tried.size(), Kind::Normal, {}, Random(seed, 11));
+  }
   p.add("out", DType::F32, Role::Out, true, {rows, s.values});
   return p;
 }
@@ -262,7 +332,7 @@ void gdn_cpu(Problem& p) {
                p.number("silu") != 0 ? Gate::Silu : Gate::Sigmoid};
   const LaneBatch lanes(p);
   backend->gdn(*backend->make_stream(), w, lanes.batch, p["qkv"].view(), p["z"].view(), p["b"].view(), p["a"].view(),
-               {p["conv_state"].view(), p["delta"].view(), {}}, p["out"].view());
+               {p["conv_state"].view(), p["delta"].view(), s.trials > 0 ? p["tried"].view() : View{}}, p["out"].view());
 }
 
 }  // namespace
@@ -292,20 +362,23 @@ void add_gdn(KernelList& list) {
        {"dt_bias", "F32", "[value_heads]", 4, "read"},
        {"norm", "F32", "[128]", 16, "read"},
        {"lanes", "I32", "[lanes, 4]", 16, "read"},
-       {"conv_state", "F32", "[slots, taps - 1, channels]", 16, "read and written"},
+       {"trials", "I32", "[lanes, 2]", 8, "read"},
+       {"conv_state", "F32", "[slots, taps - 1 + trials, channels]", 16, "read and written"},
        {"delta", "F32", "[slots, value_heads, 128, 128]", 16, "read and written"},
+       {"tried", "F32", "[slots, trials, 2, value_heads]", 4, "read and written"},
        {"out", "F32", "[rows, value_heads * 128]", 16, "written"}},
       "none",
-      "a row depends on its sequence's state and its rows before",
+      "a row depends on its sequence's state and its rows before, tried and kept or not",
       "convolution: one chain, oldest tap first; S^T k and S^T q: 16 lanes chain 8 keys ascending, then a butterfly",
       "none",
       "none beyond fp32"};
-  const auto shape = [](int64_t key_heads, int64_t value_heads, int64_t taps, bool silu) {
-    return Shape{std::to_string(key_heads) + " / " + std::to_string(value_heads) + " heads, " + std::to_string(taps) +
-                     " taps, " + (silu ? "silu" : "sigmoid"),
-                 {{"key_heads", key_heads}, {"value_heads", value_heads}, {"taps", taps}, {"silu", silu}}};
+  const auto shape = [](int64_t key_heads, int64_t value_heads, int64_t taps, bool silu, int64_t trials = 0) {
+    return Shape{
+        std::to_string(key_heads) + " / " + std::to_string(value_heads) + " heads, " + std::to_string(taps) +
+            " taps, " + (silu ? "silu" : "sigmoid") + ", " + std::to_string(trials) + " trials",
+        {{"key_heads", key_heads}, {"value_heads", value_heads}, {"taps", taps}, {"silu", silu}, {"trials", trials}}};
   };
-  e.host_shapes = {shape(2, 4, 4, false), shape(1, 1, 3, true)};
+  e.host_shapes = {shape(2, 4, 4, false), shape(1, 1, 3, true), shape(1, 2, 4, false, 3)};
   e.more_device_shapes = {shape(16, 48, 4, false)};
   e.value_rows = 4;
   e.bit_rows = 140;
@@ -313,6 +386,7 @@ void add_gdn(KernelList& list) {
   e.expect = gdn_expect;
   e.domain = [](const Problem& p) {
     require_range("taps", p.number("taps"), 2, 8);
+    require_range("trials", p.number("trials"), 0, INT32_MAX);
     require_range("key heads", p.number("key_heads"), 1, INT32_MAX);
     require_range("value heads", p.number("value_heads"), 1, INT32_MAX, p.number("key_heads"));
   };
@@ -321,6 +395,7 @@ void add_gdn(KernelList& list) {
   e.part = lanes_part;
   e.refusals = {{"9 taps", set_number("taps", 9)},
                 {"1 tap", set_number("taps", 1)},
+                {"-1 trials", set_number("trials", -1)},
                 {"5 value heads of 2 key heads", set_number("value_heads", 5)}};
   const auto inside = [](const char* name, Fault fault) {
     return host_control(name, 2, [fault](Problem& p) { gdn_host(p, fault); });
@@ -329,6 +404,8 @@ void add_gdn(KernelList& list) {
       inside("state not decayed", Fault::NoDecay),
       inside("key head of the next group", Fault::NextKeyHead),
       inside("beta left out", Fault::NoBeta),
+      inside("kept rows left out", Fault::ForgetsKept),
+      inside("tried rows in the state", Fault::KeepsTried),
       host_control("keys in descending order above 16 rows", 3, [](Problem& p) { gdn_host(p, Fault::KeysDescending); }),
       crossed_slots(),
       spoil_control("state not kept", 2,
@@ -342,12 +419,12 @@ void add_gdn(KernelList& list) {
     g.conv = d.get<float>("conv"), g.a_log = d.get<float>("a_log"), g.dt_bias = d.get<float>("dt_bias");
     g.norm = d.get<float>("norm"), g.eps = kEps, g.silu_gate = p.number("silu") != 0;
     g.conv_state = d.get<float>("conv_state"), g.delta = d.get<float>("delta");
+    g.tried = s.trials > 0 ? d.get<float>("tried") : nullptr, g.trials = s.trials;
     g.lanes = device_lanes(p, d);
     g.rows = p.rows, g.key_heads = s.key_heads, g.value_heads = s.value_heads, g.taps = s.taps;
-    g.convolved =
-        static_cast<float*>(d.workspace("convolved", static_cast<size_t>(p.rows * s.channels) * sizeof(float)));
-    g.gates =
-        static_cast<float*>(d.workspace("gates", static_cast<size_t>(p.rows * s.value_heads) * 2 * sizeof(float)));
+    const auto rows = static_cast<size_t>(p.rows + g.lanes.count * s.trials);
+    g.convolved = static_cast<float*>(d.workspace("convolved", rows * static_cast<size_t>(s.channels) * sizeof(float)));
+    g.gates = static_cast<float*>(d.workspace("gates", rows * static_cast<size_t>(s.value_heads) * 2 * sizeof(float)));
     cuda::gdn(g, d.stream());
   };
 #endif

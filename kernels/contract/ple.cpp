@@ -118,14 +118,16 @@ std::unique_ptr<Kernel> ngram_entry() {
 constexpr float kEps = 1e-6f;
 
 struct Sizes {
-  int64_t n, hidden, wide, taps, dilation, history;
+  int64_t n, hidden, wide, taps, dilation, history, trials, kept_rows;  // kept_rows: of a slot
   explicit Sizes(const Problem& p)
       : n(p.number("streams")),
         hidden(p.number("hidden")),
         wide(n * hidden),
         taps(p.number("taps")),
         dilation(p.number("dilation")),
-        history((taps - 1) * dilation) {}
+        history((taps - 1) * dilation),
+        trials(most_trials(p)),
+        kept_rows(history + trials) {}
 };
 
 // RMS norm of one stream: half of what the sum of squares errs by its longest chain, mean, root, division; products.
@@ -184,38 +186,48 @@ std::vector<Expectation> ple_expect(const Problem& given, const Problem&) {
   const Sizes s(given);
   Expectation stack = expect_unchanged(given["stack"]);
   Expectation state = expect_unchanged(given["state"]);
-  for (const Lane& lane : lanes_of(given)) {  // of one row each
-    std::vector<Bounded> w, c;
-    ple_row(given, s, lane.first_row, w, c);
-    const int64_t past = lane.slot * s.history * s.wide;
-    for (int64_t ch = 0; ch < s.wide; ++ch) {
-      double sum = 0, error = 0, size = 0;
-      for (int64_t t = 0; t < s.taps; ++t) {
-        const double tap = given["conv"].at(ch * s.taps + t);
-        const Bounded x = t + 1 == s.taps ? c[static_cast<size_t>(ch)]
-                                          : Bounded{given["state"].at(past + t * s.dilation * s.wide + ch), 0};
-        sum += tap * x.value;
-        error += std::abs(tap) * x.error;
-        size += std::abs(tap) * (std::abs(x.value) + x.error);
-      }
-      const Bounded y = swiglu_reference({sum, error + gamma(static_cast<double>(s.taps)) * size}, {1, 0});
-      const Bounded v = w[static_cast<size_t>(ch)];
-      const auto at = static_cast<size_t>(lane.first_row * s.wide + ch);
-      const double value = stack.value[at] + (v.value + y.value);
-      stack.bound[at] = v.error + y.error + 2 * kUnit * (std::abs(v.value + y.value) + std::abs(value)) + 0x1p-140;
-      stack.value[at] = value;
-      for (int64_t t = 0; t < s.history; ++t) {
-        const auto to = static_cast<size_t>(past + t * s.wide + ch);
-        const bool fresh = t + 1 == s.history;
-        state.value[to] = fresh ? c[static_cast<size_t>(ch)].value : given["state"].at(past + (t + 1) * s.wide + ch);
-        state.bound[to] = fresh ? c[static_cast<size_t>(ch)].error : 0;
+  const std::vector<Lane> lanes = lanes_of(given);
+  const std::vector<Trial> trials = trials_of(given);
+  for (size_t l = 0; l < lanes.size(); ++l) {
+    const Lane& lane = lanes[l];
+    const int64_t past = lane.slot * s.kept_rows * s.wide, old = s.history + trials[l].kept;
+    std::vector<std::vector<Bounded>> c;
+    // What the convolution reads of a channel at row i of the lane; negative: before it.
+    const auto seen = [&](int64_t i, int64_t ch) {
+      return i >= 0 ? c[static_cast<size_t>(i)][static_cast<size_t>(ch)]
+                    : Bounded{given["state"].at(past + (old + i) * s.wide + ch), 0};
+    };
+    for (int64_t i = 0; i < lane.rows; ++i) {
+      std::vector<Bounded> w;
+      ple_row(given, s, lane.first_row + i, w, c.emplace_back());
+      for (int64_t ch = 0; ch < s.wide; ++ch) {
+        double sum = 0, error = 0, size = 0;
+        for (int64_t t = 0; t < s.taps; ++t) {
+          const double tap = given["conv"].at(ch * s.taps + t);
+          const Bounded x = seen(i - (s.taps - 1 - t) * s.dilation, ch);
+          sum += tap * x.value;
+          error += std::abs(tap) * x.error;
+          size += std::abs(tap) * (std::abs(x.value) + x.error);
+        }
+        const Bounded y = swiglu_reference({sum, error + gamma(static_cast<double>(s.taps)) * size}, {1, 0});
+        const Bounded v = w[static_cast<size_t>(ch)];
+        const auto at = static_cast<size_t>((lane.first_row + i) * s.wide + ch);
+        const double value = stack.value[at] + (v.value + y.value);
+        stack.bound[at] = v.error + y.error + 2 * kUnit * (std::abs(v.value + y.value) + std::abs(value)) + 0x1p-140;
+        stack.value[at] = value;
       }
     }
+    for (int64_t t = 0; t < s.history + trials[l].tried; ++t)
+      for (int64_t ch = 0; ch < s.wide; ++ch) {
+        const Bounded x = seen(lane.rows - trials[l].tried - s.history + t, ch);
+        const auto to = static_cast<size_t>(past + t * s.wide + ch);
+        state.value[to] = x.value, state.bound[to] = x.error;
+      }
   }
   return {stack, state};
 }
 
-enum class Fault : uint8_t { None, NoDilation, NoConv, GateUnrooted };
+enum class Fault : uint8_t { None, NoDilation, NoConv, GateUnrooted, ForgetsKept, KeepsTried };
 
 std::vector<float> norm32(const float* x, const float* weight, int64_t n) {
   float sum = 0;
@@ -228,11 +240,20 @@ std::vector<float> norm32(const float* x, const float* weight, int64_t n) {
 
 void ple_host(Problem& p, Fault fault) {
   const Sizes s(p);
-  std::vector<float> w(static_cast<size_t>(s.wide)), c(w.size());
-  for (const Lane& lane : lanes_of(p))
-    for (int64_t r = lane.first_row; r < lane.first_row + lane.rows; ++r) {
-      float *stack = p["stack"].as<float>() + r * s.wide,
-            *past = p["state"].as<float>() + lane.slot * s.history * s.wide;
+  std::vector<float> w(static_cast<size_t>(s.wide)), seen;  // rows of the convolution: before the lane's, then its own
+  const std::vector<Lane> lanes = lanes_of(p);
+  std::vector<Trial> trials = trials_of(p);
+  for (size_t l = 0; l < lanes.size(); ++l) {
+    const Lane& lane = lanes[l];
+    if (fault == Fault::ForgetsKept) trials[l].kept = 0;
+    const int64_t old = s.history + trials[l].kept, tried = fault == Fault::KeepsTried ? 0 : trials[l].tried;
+    float* state = p["state"].as<float>() + lane.slot * s.kept_rows * s.wide;
+    seen.assign(state, state + old * s.wide);
+    for (int64_t i = 0; i < lane.rows; ++i) {
+      const int64_t r = lane.first_row + i;
+      float* stack = p["stack"].as<float>() + r * s.wide;
+      seen.resize(static_cast<size_t>((old + i + 1) * s.wide));
+      float* c = &seen[static_cast<size_t>((old + i) * s.wide)];
       for (int64_t t = 0; t < s.n; ++t) {
         const int64_t first = t * s.hidden;
         const auto k = norm32(p["key"].as<float>() + r * s.wide + first, p["norm_key"].as<float>() + first, s.hidden);
@@ -246,21 +267,21 @@ void ple_host(Problem& p, Fault fault) {
         for (int64_t h = 0; h < s.hidden; ++h)
           w[static_cast<size_t>(first + h)] = gate * p["value"].as<float>()[r * s.hidden + h];
         const auto normed = norm32(&w[static_cast<size_t>(first)], p["norm_conv"].as<float>() + first, s.hidden);
-        std::copy(normed.begin(), normed.end(), c.begin() + first);
+        std::copy(normed.begin(), normed.end(), c + first);
       }
       for (int64_t ch = 0; ch < s.wide; ++ch) {
         float sum = 0;
         for (int64_t t = 0; t < s.taps; ++t) {
-          const int64_t row = fault == Fault::NoDilation ? s.history - (s.taps - 1) + t : t * s.dilation;
-          const float x = t + 1 == s.taps ? c[static_cast<size_t>(ch)] : past[row * s.wide + ch];
-          sum += p["conv"].as<float>()[ch * s.taps + t] * x;
+          const int64_t back = (s.taps - 1 - t) * (fault == Fault::NoDilation ? 1 : s.dilation);
+          sum += p["conv"].as<float>()[ch * s.taps + t] * c[ch - back * s.wide];
         }
         const float y = fault == Fault::NoConv ? 0.0f : sum / (1.0f + std::exp(-sum));
         stack[ch] += w[static_cast<size_t>(ch)] + y;
       }
-      std::copy(past + s.wide, past + s.history * s.wide, past);
-      std::copy(c.begin(), c.end(), past + (s.history - 1) * s.wide);
     }
+    const auto first = static_cast<std::ptrdiff_t>((old + lane.rows - tried - s.history) * s.wide);
+    std::copy_n(seen.begin() + first, (s.history + tried) * s.wide, state);
+  }
 }
 
 Problem ple_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
@@ -277,7 +298,7 @@ Problem ple_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   in("norm_conv", false, {s.wide}, Kind::Normal, 5);
   in("conv", false, {s.wide, s.taps}, Kind::Normal, 6);
   add_lanes(p, rows);
-  Operand& state = p.add("state", DType::F32, Role::InOut, false, {lane_slots(rows), s.history, s.wide});
+  Operand& state = p.add("state", DType::F32, Role::InOut, false, {lane_slots(rows), s.kept_rows, s.wide});
   fill(state.as<float>(), 1, state.size(), Kind::Normal, {}, Random(seed, 7));
   Operand& stack = p.add("stack", DType::F32, Role::InOut, true, {rows, s.n, s.hidden});
   fill(stack.as<float>(), 1, stack.size(), Kind::Normal, {}, Random(seed, 8));
@@ -301,20 +322,21 @@ std::unique_ptr<Kernel> ple_entry() {
        {"norm_conv", "F32", "[streams * hidden]", 4, "read"},
        {"conv", "F32", "[streams * hidden, taps]", 4, "read"},
        {"lanes", "I32", "[lanes, 4]", 16, "read"},
-       {"state", "F32", "[slots, (taps - 1) * dilation, streams * hidden]", 4, "read and written"},
+       {"trials", "I32", "[lanes, 2]", 8, "read"},
+       {"state", "F32", "[slots, (taps - 1) * dilation + trials, streams * hidden]", 4, "read and written"},
        {"stack", "F32", "[rows, streams, hidden]", 4, "read and written"}},
       "none",
-      "a row depends on itself and its sequence's rows before",
+      "a row depends on itself and its sequence's rows before, tried and kept or not",
       "sums over hidden: a thread of 256 adds every 256th in one fma chain, butterfly, warps ascending; convolution: "
       "one chain, oldest tap first",
       "none",
       "none beyond fp32"};
-  const auto shape = [](int64_t streams, int64_t hidden, int64_t dilation) {
-    return Shape{
-        std::to_string(streams) + " streams of " + std::to_string(hidden) + ", dilation " + std::to_string(dilation),
-        {{"streams", streams}, {"hidden", hidden}, {"taps", 4}, {"dilation", dilation}}};
+  const auto shape = [](int64_t streams, int64_t hidden, int64_t dilation, int64_t trials = 0) {
+    return Shape{std::to_string(streams) + " streams of " + std::to_string(hidden) + ", dilation " +
+                     std::to_string(dilation) + ", " + std::to_string(trials) + " trials",
+                 {{"streams", streams}, {"hidden", hidden}, {"taps", 4}, {"dilation", dilation}, {"trials", trials}}};
   };
-  e.host_shapes = {shape(2, 48, 3)};
+  e.host_shapes = {shape(2, 48, 3), shape(2, 20, 2, 3)};
   e.more_device_shapes = {shape(4, 2560, 3)};
   e.bit_rows = 140;
   e.make = ple_make;
@@ -343,8 +365,9 @@ std::unique_ptr<Kernel> ple_entry() {
   const auto inside = [](const char* name, Fault fault) {
     return host_control(name, 2, [fault](Problem& p) { ple_host(p, fault); });
   };
-  e.controls = {inside("dilation left out", Fault::NoDilation), inside("convolution left out", Fault::NoConv),
-                inside("gate without its root", Fault::GateUnrooted), crossed_slots()};
+  e.controls = {inside("dilation left out", Fault::NoDilation),       inside("convolution left out", Fault::NoConv),
+                inside("gate without its root", Fault::GateUnrooted), inside("kept rows left out", Fault::ForgetsKept),
+                inside("tried rows in the state", Fault::KeepsTried), crossed_slots()};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     const Sizes s(p);
@@ -356,6 +379,7 @@ std::unique_ptr<Kernel> ple_entry() {
     m.state = d.get<float>("state"), m.stack = d.get<float>("stack");
     m.lanes = device_lanes(p, d);
     m.rows = p.rows, m.streams = s.n, m.hidden = s.hidden, m.taps = s.taps, m.dilation = s.dilation;
+    m.trials = s.trials;
     m.gate = static_cast<float*>(d.workspace("gate", static_cast<size_t>(p.rows * s.n) * sizeof(float)));
     m.normed = static_cast<float*>(d.workspace("normed", static_cast<size_t>(p.rows * s.wide) * sizeof(float)));
     cuda::ple_mix(m, d.stream());

@@ -18,12 +18,13 @@ QsaSizes::QsaSizes(const Problem& p)
       blocks(p.number("blocks")),
       page_tokens(p.number("page_tokens")),
       width(p.number("width")),
+      ring(p.number("ring")),
       dtype(static_cast<DType>(p.number("dtype"))) {}
 
-Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, int64_t start) {
+Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, int64_t start, int64_t ring) {
   constexpr int64_t kPageTokens = 32, kMostRows = 150;
   return {std::to_string(heads) + " / " + std::to_string(kv_heads) + " heads, " + std::to_string(blocks) + " blocks, " +
-              dtype_name(dtype) + ", from " + std::to_string(start),
+              dtype_name(dtype) + ", from " + std::to_string(start) + ", ring " + std::to_string(ring),
           {{"heads", heads},
            {"kv_heads", kv_heads},
            {"index_heads", 4},
@@ -32,6 +33,7 @@ Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, in
            {"page_tokens", kPageTokens},
            {"width", (start + kMostRows) / kPageTokens + 1},
            {"start", start},
+           {"ring", ring},
            {"dtype", static_cast<int64_t>(dtype)}}};
 }
 
@@ -157,7 +159,7 @@ cuda::QsaCache device_cache(const Problem& p, DeviceProblem& d) {
           d.at("values"),
           d.get<float>("index_keys"),
           d.get<float>("raw_keys"),
-          p.number("ratio")};
+          p.number("ring")};
 }
 #endif
 

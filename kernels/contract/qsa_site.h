@@ -16,16 +16,16 @@ inline constexpr int64_t kHeadDim = 256, kIndexDim = 128, kRotary = 64;
 inline constexpr float kQsaEps = 1e-6f;
 
 struct QsaSizes {
-  int64_t heads, kv_heads, index_heads, ratio, blocks, page_tokens, width;
-  DType dtype;  // of keys and values
+  int64_t heads, kv_heads, index_heads, ratio, blocks, page_tokens, width, ring;  // ring: raw keys of a slot
+  DType dtype;                                                                    // of keys and values
   explicit QsaSizes(const Problem& p);
   int64_t kv_width() const { return kv_heads * kHeadDim; }
   int64_t index_width() const { return (index_heads + 1) * kIndexDim; }
   int64_t per_page() const { return page_tokens / ratio; }
 };
 
-// Sequences begin near position `start`, which the block table's width follows.
-Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, int64_t start = 60);
+// Sequences begin near position `start`, which the block table's width follows; `ring` raw keys, a multiple of 4.
+Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, int64_t start = 60, int64_t ring = 4);
 // Adds "lanes" and "block_table": no two sequences share a page, nor two of the last 64 pages of one. Returns the
 // number of pages.
 int64_t add_pages(Problem& p, int64_t rows, Random& random);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kHalf = kRotary / 2;
 
-enum class Fault : uint8_t { None, NoRotation, NotCentred, LastPosition, PoolsLaunchAlone, KeepsNothing };
+enum class Fault : uint8_t { None, NoRotation, NotCentred, LastPosition, PoolsLaunchAlone, KeepsNothing, OneBlock };
 
 // Squares: a lane of 32 chains every 32nd, then a butterfly; mean, eps, root, division: half of what the sum errs. Then
 // three products, and a rotation by an angle that is the same fp32 number here; sincosf within 2 ulp, a product, a sum.
@@ -87,16 +87,17 @@ std::vector<Expectation> write_expect(const Problem& given, const Problem& done)
       keys.value[static_cast<size_t>(place + i)] = paged(done["key"].as<float>()[r * s.kv_width() + i], s.dtype);
       values.value[static_cast<size_t>(place + i)] = paged(given["value"].as<float>()[r * s.kv_width() + i], s.dtype);
     }
-    const auto first = static_cast<size_t>(slot * s.ratio * kIndexDim);
+    const auto first = static_cast<size_t>(slot * s.ring * kIndexDim);
     for (int64_t i = 0; i < kIndexDim; ++i)
-      raw.value[first + static_cast<size_t>(position % s.ratio * kIndexDim + i)] =
+      raw.value[first + static_cast<size_t>(position % s.ring * kIndexDim + i)] =
           given["index"].as<float>()[r * s.index_width() + s.index_heads * kIndexDim + i];
     if ((position + 1) % s.ratio != 0) continue;
     std::vector<Bounded> mean(static_cast<size_t>(kIndexDim));
     for (size_t i = 0; i < mean.size(); ++i) {
       double sum = 0, size = 0;
       for (int64_t j = 0; j < s.ratio; ++j) {
-        const double x = raw.value[first + static_cast<size_t>(j * kIndexDim) + i];
+        const int64_t at = (position / s.ratio * s.ratio + j) % s.ring;
+        const double x = raw.value[first + static_cast<size_t>(at * kIndexDim) + i];
         sum += x;
         size += std::abs(x);
       }
@@ -114,6 +115,7 @@ void write_host(Problem& p, Fault fault) {
   const float* inv_freq = p["inv_freq"].as<float>();
   float *query = p["query_gate"].as<float>(), *key = p["key"].as<float>(), *index = p["index"].as<float>(),
         *pooled_keys = p["index_keys"].as<float>();
+  const int64_t ring = fault == Fault::OneBlock ? s.ratio : s.ring;
   Operand raw_before = p["raw_keys"];
   const auto store = [&](Operand& pages, int64_t at, const float* x) {
     if (s.dtype == DType::BF16)
@@ -123,8 +125,8 @@ void write_host(Problem& p, Fault fault) {
   };
   for (const Lane& lane : lanes_of(p)) {
     float* raw =
-        (fault == Fault::KeepsNothing ? raw_before : p["raw_keys"]).as<float>() + lane.slot * s.ratio * kIndexDim;
-    if (fault == Fault::PoolsLaunchAlone) std::fill_n(raw, s.ratio * kIndexDim, 0.0f);
+        (fault == Fault::KeepsNothing ? raw_before : p["raw_keys"]).as<float>() + lane.slot * s.ring * kIndexDim;
+    if (fault == Fault::PoolsLaunchAlone) std::fill_n(raw, s.ring * kIndexDim, 0.0f);
     for (int64_t i = 0; i < lane.rows; ++i) {
       const int64_t r = lane.first_row + i, position = lane.start + i;
       for (int64_t h = 0; h < s.heads; ++h)
@@ -139,13 +141,13 @@ void write_host(Problem& p, Fault fault) {
       const int64_t place = token_place(p, s, lane.slot, position) * s.kv_width();
       store(p["keys"], place, key + r * s.kv_width());
       store(p["values"], place, p["value"].as<float>() + r * s.kv_width());
-      std::copy_n(row + s.index_heads * kIndexDim, kIndexDim, raw + position % s.ratio * kIndexDim);
+      std::copy_n(row + s.index_heads * kIndexDim, kIndexDim, raw + position % ring * kIndexDim);
       if ((position + 1) % s.ratio != 0) continue;
       const int64_t block = position / s.ratio;
       float* pooled = pooled_keys + block_place(p, s, lane.slot, block) * kIndexDim;
       for (int64_t d = 0; d < kIndexDim; ++d) {
         float sum = 0;
-        for (int64_t j = 0; j < s.ratio; ++j) sum += raw[j * kIndexDim + d];
+        for (int64_t j = 0; j < s.ratio; ++j) sum += raw[(block * s.ratio + j) % ring * kIndexDim + d];
         pooled[d] = sum / static_cast<float>(s.ratio);
       }
       norm_rope32(pooled, kIndexDim, p["index_k_norm"].as<float>(), inv_freq,
@@ -177,7 +179,7 @@ Problem write_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
   add_cache(p, "keys", Role::InOut, pages, random);
   add_cache(p, "values", Role::InOut, pages, random);
   add("index_keys", Role::InOut, false, {pages, s.per_page(), kIndexDim}, Kind::Normal, 10);
-  add("raw_keys", Role::InOut, false, {slots, s.ratio, kIndexDim}, Kind::Normal, 11);
+  add("raw_keys", Role::InOut, false, {slots, s.ring, kIndexDim}, Kind::Normal, 11);
   return p;
 }
 
@@ -190,7 +192,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
       "qsa_write",
       {{"qsa_write_kernel", 128, 64, 4096, 0, 32}},
       "head dim 256, index dim 128, rotary even to 128, at most 16 query heads a KV head, 1 to 8 index heads, ratio 1 "
-      "to 64, BF16 or F32 pages, any lanes and rows",
+      "to 64, a ring of raw keys of whole blocks, BF16 or F32 pages, any lanes and rows",
       "a warp a head of a row and a warp a lane, four a block",
       {{"query_gate", "F32", "[rows, heads, 2, 256]", 4, "read and written"},
        {"key", "F32", "[rows, kv_heads, 256]", 4, "read and written"},
@@ -206,13 +208,14 @@ std::unique_ptr<Kernel> qsa_write_entry() {
        {"keys", "BF16 or F32", "[pages, page_tokens, kv_heads, 256]", 4, "written at the rows' tokens"},
        {"values", "BF16 or F32", "as keys", 4, "written at the rows' tokens"},
        {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 4, "written at the blocks that the rows complete"},
-       {"raw_keys", "F32", "[slots, ratio, 128]", 4, "read and written"}},
+       {"raw_keys", "F32", "[slots, ring, 128]", 4, "read and written"}},
       "none",
       "a row depends on itself and its position; a pooled key also on its sequence's rows before",
       "squares: a lane chains every 32nd element, then a butterfly; a pooled key adds its raw keys oldest first",
       "keys and values to bf16 when the pages are BF16",
       "no two sequences of a launch share a page"};
-  e.host_shapes = {qsa_shape(2, 1, 20, DType::BF16), qsa_shape(4, 2, 20, DType::F32)};
+  e.host_shapes = {qsa_shape(2, 1, 20, DType::BF16), qsa_shape(4, 2, 20, DType::F32),
+                   qsa_shape(2, 1, 20, DType::BF16, 60, 12)};
   e.more_device_shapes = {qsa_shape(24, 2, 512, DType::BF16), qsa_shape(2, 1, 20, DType::BF16, 200000)};
   e.value_rows = 20;
   e.bit_rows = 140;
@@ -221,6 +224,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
   e.domain = [](const Problem& p) {
     qsa_domain(p);
     const QsaSizes s(p);
+    require_range("ring", s.ring, s.ratio, INT32_MAX, s.ratio);
     if (s.dtype != DType::BF16 && s.dtype != DType::F32)
       refuse("pages of " + std::to_string(dtype_size(s.dtype)) + "-byte " + dtype_name(s.dtype));
   };
@@ -234,6 +238,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
   e.part = lanes_part;
   e.refusals = qsa_refusals();
   e.refusals.push_back({"pages of I64", set_number("dtype", static_cast<int64_t>(DType::I64))});
+  e.refusals.push_back({"a ring of 6 raw keys with blocks of 4", set_number("ring", 6)});
   const auto inside = [](const char* name, int gate, Fault fault) {
     return host_control(name, gate, [fault](Problem& p) { write_host(p, fault); });
   };
@@ -241,6 +246,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
                 inside("norm not centred", 2, Fault::NotCentred),
                 inside("pooled key at its last token's position", 2, Fault::LastPosition),
                 inside("raw keys not kept", 2, Fault::KeepsNothing),
+                inside("ring of one block", 2, Fault::OneBlock),
                 inside("block pooled from the launch alone", 3, Fault::PoolsLaunchAlone),
                 crossed_slots(),
                 crossed_pages()};

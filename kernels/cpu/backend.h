@@ -76,6 +76,7 @@ struct CpuExperts : ExpertBank {
   };
   std::vector<Expert> list;
   Buffer arena;
+  const std::byte* home(int32_t expert) const { return arena.view(DType::U8, {0}).data + list[expert].at; }
 };
 
 // Of the batch's i-th lane.
@@ -138,6 +139,8 @@ class CpuBackend : public Backend {
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
   void fill(Stream&, ExpertBank&, int32_t expert, View line) override;
   void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) override;
+  void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines) override;
+  void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines) override;
   void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
   void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;
@@ -149,6 +152,7 @@ class CpuBackend : public Backend {
   void sample(Stream&, int64_t valid, bool greedy, View params, View logits, View ids) override;
 
  private:
+  static void serve_from(CpuExperts& bank, int32_t expert, const std::byte* line);
   // fn(i) for every i: on the pool when the whole is worth waking it.
   void each(int64_t count, int64_t work_per_item, const std::function<void(int64_t)>& fn);
 

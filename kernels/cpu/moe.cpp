@@ -38,9 +38,9 @@ void CpuBackend::router(Stream&, bool normalise, View logits, View ids, View wei
 
 std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CpuExperts>();
-  bank->experts = static_cast<int64_t>(experts.size()), bank->pooled = pooled;
+  place_experts(*bank, experts, pooled);
   bank->list.resize(experts.size());
-  for (int64_t e = 0; e < pooled; ++e) {
+  for (int64_t e = bank->first; e < bank->first + bank->pooled; ++e) {
     CpuExperts::Expert& to = bank->list[e];
     to.extent = ExpertExtent(experts[e]);
     to.at = static_cast<int64_t>(bank->host_bytes);
@@ -65,31 +65,6 @@ std::unique_ptr<ExpertBank> CpuBackend::load_experts(std::vector<ExpertSource> e
     to.down = std::make_unique<CpuLinear>(std::move(experts[e].down), budget_);
   }
   return bank;
-}
-
-void CpuBackend::fill(Stream&, ExpertBank& bank, int32_t expert, View line) {
-  auto& b = static_cast<CpuExperts&>(bank);
-  const CpuExperts::Expert& e = b.list[expert];
-  std::memcpy(line.data, b.arena.view(DType::U8, {0}).data + e.at, e.extent.bytes);
-  b.filled_bytes += e.extent.bytes;
-}
-
-void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> served) {
-  auto& b = static_cast<CpuExperts&>(bank);
-  for (const ServedExpert& s : served) {
-    CpuExperts::Expert& e = b.list[s.expert];
-    e.served = static_cast<bool>(s.line);
-    if (s.expert >= b.pooled) continue;
-    e.line = s.line.data;
-    if (!e.served) continue;
-    e.gate->move_to(e.line), e.up->move_to(e.line + e.extent.up), e.down->move_to(e.line + e.extent.down);
-  }
-}
-
-void CpuBackend::check_served(Stream&, const ExpertBank& bank) {
-  const auto& b = static_cast<const CpuExperts&>(bank);
-  for (int32_t i = 0; i < b.pooled; ++i)
-    if (const CpuExperts::Expert& e = b.list[i]; e.served) require_canary(i, e.line + e.extent.canary);
 }
 
 namespace {

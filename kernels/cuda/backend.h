@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/exl3_experts.h"
+#include "kernels/cuda/expert_pool.h"
 #include "kernels/cuda/norm_hc.h"
 #include "kernels/expert_extent.h"
 #include "kernels/ops.h"
@@ -74,9 +75,12 @@ struct CudaExperts : ExpertBank {
   Buffer arena;   // pinned: extent after extent
   exl3::Codebook codebook = exl3::Codebook::Mul1;
   Exl3Expert* table = nullptr;
-  std::vector<Exl3Expert> entries;    // of the table, as served
-  std::vector<ExpertExtent> extents;  // of the pooled
-  std::vector<int64_t> at;            // of each extent in the arena
+  std::vector<Exl3Expert> entries;      // of the table, as served
+  std::vector<ExpertExtent> extents;    // of the pooled
+  std::vector<int64_t> at;              // of each extent in the arena
+  const PooledExpert* homes = nullptr;  // device [pooled]
+  // Host memory that the device reads too.
+  std::byte* home(int32_t expert) const;
 };
 
 // Table entries on their way to the device, in pinned memory: ids, then entries.
@@ -123,6 +127,8 @@ class CudaBackend : public Backend {
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
   void fill(Stream&, ExpertBank&, int32_t expert, View line) override;
   void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) override;
+  void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines) override;
+  void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines) override;
   void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
   void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;

@@ -7,6 +7,7 @@
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/host_threads.h"
 #include "kernels/cuda/weight_form.h"
+#include "kernels/expert_planner.h"
 
 namespace fnx::cuda {
 
@@ -18,15 +19,29 @@ std::byte* bytes_of(const Buffer& b) { return b.view(DType::U8, {0}).data; }
 
 void fill_arena(CudaExperts& bank, const std::vector<ExpertSource>& experts) {
   std::byte* to = bytes_of(bank.arena);
-  on_host_threads(bank.pooled,
-                  [&](int64_t e) { bank.extents[e].write(experts[e], static_cast<int32_t>(e), to + bank.at[e]); });
+  on_host_threads(bank.pooled, [&](int64_t i) {
+    const int64_t e = bank.first + i;
+    bank.extents[i].write(experts[e], static_cast<int32_t>(e), to + bank.at[i]);
+  });
+}
+
+PoolState state_of(const ExpertBank& bank, const PoolOptions& options, const View& state) {
+  return PoolState::at(state.data, options.experts, options.lines, bank.experts);
 }
 
 }  // namespace
 
+std::byte* CudaExperts::home(int32_t expert) const {
+  std::byte* const host = bytes_of(arena);
+  if (host == nullptr) return nullptr;
+  void* device = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&device, host, 0), "cudaHostGetDevicePointer");
+  return static_cast<std::byte*>(device) + at[expert - first];
+}
+
 std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> experts, int64_t pooled) {
   auto bank = std::make_unique<CudaExperts>();
-  bank->experts = static_cast<int64_t>(experts.size()), bank->pooled = pooled;
+  place_experts(*bank, experts, pooled);
   const auto held = std::find_if(experts.begin(), experts.end(), [](const ExpertSource& e) { return e.held(); });
   if (held == experts.end()) return bank;
   const LinearSource& first = held->gate;
@@ -45,16 +60,16 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
         throw Error(ErrorKind::Unsupported,
                     "the cuda backend runs routed experts in EXL3, of one codebook a layer and without bias; use "
                     "--backend cpu");
-      if (static_cast<int64_t>(e) >= pooled) trellis += aligned_part(static_cast<size_t>(matrix_bytes(*s)));
+      if (!bank->is_pooled(static_cast<int64_t>(e))) trellis += aligned_part(static_cast<size_t>(matrix_bytes(*s)));
     }
   }
-  for (int64_t e = 0; e < pooled; ++e) {
-    bank->extents.emplace_back(experts[e]);
+  for (int64_t i = 0; i < bank->pooled; ++i) {
+    bank->extents.emplace_back(experts[bank->first + i]);
     bank->at.push_back(static_cast<int64_t>(bank->host_bytes));
     bank->host_bytes += bank->extents.back().stride();
     bank->line_bytes = std::max(bank->line_bytes, bank->extents.back().stride());
   }
-  if (pooled > 0) {
+  if (bank->pooled > 0) {
     bank->arena = memory_->pinned(bank->host_bytes);
     if (!memory_->plan()) fill_arena(*bank, experts);
     make_serve_blocks(bank->experts);
@@ -62,7 +77,9 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
 
   const size_t in_bytes = aligned_part(bank->in * 2), width_bytes = aligned_part(bank->width * 2);
   const size_t scales = held_count * 3 * (in_bytes + width_bytes);
-  bank->memory = memory_->device(trellis + scales + aligned_part(experts.size() * sizeof(Exl3Expert)), load_stream_);
+  bank->memory = memory_->device(trellis + scales + aligned_part(experts.size() * sizeof(Exl3Expert)) +
+                                     aligned_part(bank->pooled * sizeof(PooledExpert)),
+                                 load_stream_);
   std::byte* base = bytes_of(bank->memory);
   // One run of bytes from the arena's start to its end, so that the uploads are few and large.
   uploader().seek(base);
@@ -79,7 +96,7 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   const auto each = [&](auto fn) {
     for (size_t e = 0; e < experts.size(); ++e) {
       if (!experts[e].held()) continue;
-      const bool here = static_cast<int64_t>(e) >= pooled;
+      const bool here = !bank->is_pooled(static_cast<int64_t>(e));
       fn(here, experts[e].gate, bank->entries[e].gate);
       fn(here, experts[e].up, bank->entries[e].up);
       fn(here, experts[e].down, bank->entries[e].down);
@@ -95,6 +112,13 @@ std::unique_ptr<ExpertBank> CudaBackend::load_experts(std::vector<ExpertSource> 
   });
   bank->table = const_cast<Exl3Expert*>(
       reinterpret_cast<const Exl3Expert*>(put(bank->entries.data(), bank->entries.size() * sizeof(Exl3Expert))));
+  std::vector<PooledExpert> homes;
+  for (int64_t i = 0; i < bank->pooled; ++i) {
+    const ExpertExtent& x = bank->extents[i];
+    homes.push_back({bank->home(static_cast<int32_t>(bank->first + i)), x.up, x.down, x.bytes});
+  }
+  if (bank->pooled > 0)
+    bank->homes = reinterpret_cast<const PooledExpert*>(put(homes.data(), homes.size() * sizeof(PooledExpert)));
   uploader().finish();
   return bank;
 }
@@ -111,13 +135,14 @@ void CudaBackend::make_serve_blocks(int64_t experts) {
 
 void CudaBackend::fill(Stream& stream, ExpertBank& bank, int32_t expert, View line) {
   auto& b = static_cast<CudaExperts&>(bank);
-  const ExpertExtent& extent = b.extents[expert];
+  const int64_t i = expert - b.first;
+  const ExpertExtent& extent = b.extents[i];
   if (line.bytes() < extent.bytes)
     throw Error(ErrorKind::Internal, "a line of " + std::to_string(line.bytes()) + " bytes for an expert of " +
                                          std::to_string(extent.bytes));
   auto& s = static_cast<BackendStream&>(stream);
   if (!s.running()) return;
-  check_cuda(cudaMemcpyAsync(line.data, bytes_of(b.arena) + b.at[expert], static_cast<size_t>(extent.bytes),
+  check_cuda(cudaMemcpyAsync(line.data, bytes_of(b.arena) + b.at[i], static_cast<size_t>(extent.bytes),
                              cudaMemcpyHostToDevice, s.handle()),
              "copy of an expert");
   b.filled_bytes += static_cast<uint64_t>(extent.bytes);
@@ -135,16 +160,16 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
   for (size_t i = 0; i < served.size(); ++i) {
     const int32_t e = served[i].expert;
     Exl3Expert entry = b.entries[e];
-    const std::byte* line = served[i].line.data;
-    if (e < b.pooled && line != nullptr) {
-      const ExpertExtent& extent = b.extents[e];
+    const std::byte* line = served[i].in_place ? b.home(e) : served[i].line.data;
+    if (b.is_pooled(e) && line != nullptr) {
+      const ExpertExtent& extent = b.extents[e - b.first];
       entry.gate.trellis = reinterpret_cast<const uint16_t*>(line);
       entry.up.trellis = reinterpret_cast<const uint16_t*>(line + extent.up);
       entry.down.trellis = reinterpret_cast<const uint16_t*>(line + extent.down);
       b.entries[e] = entry;
     }
     if (line == nullptr) entry.gate.trellis = nullptr;
-    if (e < b.pooled) b.entries[e].gate.trellis = entry.gate.trellis;
+    if (b.is_pooled(e)) b.entries[e].gate.trellis = entry.gate.trellis;
     ids[i] = e, entries[i] = entry;
   }
   // The kernel reads the block from host memory: a copy would wait behind those of experts.
@@ -152,6 +177,27 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
       {ids, entries, b.table, static_cast<int64_t>(served.size()), static_cast<int64_t>(sizeof(Exl3Expert)), true},
       s.handle());
   record(stream, *block.read);
+}
+
+void CudaBackend::plan_experts(Stream& stream, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids,
+                               View state, View lines) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  PlanExpertsParams p;
+  p.state = state_of(b, options, state);
+  p.counts = options.policy == PoolPolicy::LfuDecay, p.decay_touches = options.decay_touches;
+  p.ids = ids.as<int32_t>(), p.rows = ids.shape[0], p.columns = ids.shape[1], p.k = k;
+  p.first = b.first, p.homes = b.homes, p.table = b.table + b.first;
+  p.lines = lines.data, p.line_bytes = lines.row_size();
+  cuda::plan_experts(p, s.handle());
+}
+
+void CudaBackend::fill_planned(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state, View lines) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  cuda::fill_planned({state_of(b, options, state), b.homes, lines.data, lines.row_size()}, s.handle());
 }
 
 void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {
@@ -163,11 +209,12 @@ void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {
       cudaMemcpyAsync(table.data(), b.table, table.size() * sizeof(Exl3Expert), cudaMemcpyDeviceToHost, s.handle()),
       "table of experts");
   s.synchronize();
-  for (int32_t e = 0; e < b.pooled; ++e) {
+  for (int64_t i = 0; i < b.pooled; ++i) {
+    const auto e = static_cast<int32_t>(b.first + i);
     if (table[e].gate.trellis == nullptr) continue;
     std::array<int32_t, 4> held{};
     check_cuda(
-        cudaMemcpyAsync(held.data(), reinterpret_cast<const std::byte*>(table[e].gate.trellis) + b.extents[e].canary,
+        cudaMemcpyAsync(held.data(), reinterpret_cast<const std::byte*>(table[e].gate.trellis) + b.extents[i].canary,
                         sizeof held, cudaMemcpyDefault, s.handle()),
         "canary");
     s.synchronize();

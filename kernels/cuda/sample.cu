@@ -39,11 +39,11 @@ template <int kWarps, class Merge>
 __device__ __forceinline__ uint64_t block_merge(uint64_t v, uint64_t* shared, Merge merge) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) v = merge(v, static_cast<uint64_t>(__shfl_xor_sync(kFullWarp, v, d)));
-  __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
   __syncthreads();
   v = shared[0];
   for (int w = 1; w < kWarps; ++w) v = merge(v, shared[w]);
+  __syncthreads();  // a caller may write `shared` at once
   return v;
 }
 struct Greater {

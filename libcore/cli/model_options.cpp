@@ -7,7 +7,6 @@
 #include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
 #include "libcore/cli/ranks.h"
-#include "libcore/engine/memory_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
 #include "libcore/measure/clock.h"
@@ -33,6 +32,11 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
                  "Experts a layer that have a place on the device at a time, the others wait in host memory: a number, "
                  "or auto for what fits")
       ->type_name("N|auto")
+      ->capture_default_str();
+  app.add_option("--planner", planner,
+                 "Where decode rounds with experts in host memory are planned; device: by kernels, which --graph on "
+                 "records")
+      ->check(CLI::IsMember({"host", "device"}))
       ->capture_default_str();
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
@@ -61,6 +65,8 @@ void refuse_unsupported(const ModelOptions& o) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
   if (o.tp != 1 && !o.ranks) refuse(fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
 }
+
+Planner planner_of(const ModelOptions& o) { return o.planner == "device" ? Planner::Device : Planner::Host; }
 
 // Why the cuda backend cannot run the model here; empty when it can.
 std::string cuda_problem(int device) {
@@ -93,7 +99,7 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* rank
     return make_cpu_backend({o.threads, 0});
   }
   receipt.set_effective("device", device, device != o.device ? "rank" : o.device == 0 ? "default" : "flag");
-  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : parse_size(o.vram_limit)});
+  return make_cuda_backend({device, o.vram_limit.empty() ? 0 : o.models * parse_size(o.vram_limit)});
 }
 
 // Ranks of one model on one kind of backend, or none.
@@ -167,9 +173,7 @@ Shard OpenedModel::shard() const {
 }
 
 DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const {
-  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head"
-                              : ranks != nullptr     ? "several ranks do not draft yet"
-                                                     : why_not;
+  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head" : why_not;
   DraftOptions d;
   const bool number = options.draft != "auto" && options.draft != "off";
   if (number) d.most = std::stoi(options.draft), d.fixed = true;
@@ -183,38 +187,45 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
   return d;
 }
 
+MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions engine, const Shard& shard) const {
+  engine.ranks = nullptr;  // a plan's engine agrees with nobody
+  LoadOptions load;
+  load.draft_head = engine.state.draft_head;
+  load.shard = shard, load.pools.planner = planner_of(options);
+  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
+  if (options.expert_lines != "auto") {
+    load.pools.lines = parse_list(options.expert_lines).at(0);
+    return plan_memory(*source, config, load, engine, limit);
+  }
+  MemoryPlan plan = plan_lines(*source, config, load, engine, limit);
+  if (ranks == nullptr) return plan;
+  // The rank with the least room decides for all.
+  constexpr int64_t kEveryExpert = INT64_MAX;
+  const int64_t lines = ranks->communicator().minimum(plan.lines == 0 ? kEveryExpert : plan.lines);
+  if (lines == kEveryExpert || lines == plan.lines) return plan;
+  load.pools.lines = lines;
+  return plan_memory(*source, config, load, engine, limit);
+}
+
 bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) {
   const bool automatic = options.expert_lines == "auto";
   if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
   const bool counted = backend->name() == "cuda" || options.memory_plan;
-  if (!automatic && (expert_lines < 1 || expert_lines > config.experts))
-    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer",
-                                              options.expert_lines, config.experts));
-  if (!automatic && ranks != nullptr)
-    throw Error(ErrorKind::Unsupported, fmt::format("--expert-lines {}: several ranks do not offload experts yet; use "
-                                                    "--expert-lines auto, or --tp 1",
-                                                    expert_lines));
+  const int64_t most = config.experts / shard().world;
+  if (!automatic && (expert_lines < 1 || expert_lines > most))
+    throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer{}",
+                                              options.expert_lines, most, ranks != nullptr ? " on a rank" : ""));
   if (!counted) {
     run.receipt().set_effective("expert_lines", expert_lines,
                                 automatic ? "default: the cpu backend has no device memory" : "flag");
     return false;
   }
-  LoadOptions load;
-  load.draft_head = engine.state.draft_head;
-  load.shard = shard();
-  load.pools.lines = expert_lines;
-  uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
-  const std::vector<GpuInfo> gpus = list_gpus();
-  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
-  if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
-  const bool choose = automatic && ranks == nullptr;
-  const MemoryPlan plan =
-      choose ? plan_lines(*source, config, load, engine, limit) : plan_memory(*source, config, load, engine, limit);
+  const MemoryPlan plan = plan_weights(options, engine, shard());
   expert_lines = plan.lines;
-  run.receipt().set_effective("expert_lines", expert_lines,
-                              choose      ? "default: the memory plan"
-                              : automatic ? "default: several ranks do not offload experts yet"
-                                          : "flag");
+  run.receipt().set_effective("expert_lines", expert_lines, automatic ? "default: the memory plan" : "flag");
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
                                    {"expert_lines_bytes", plan.pools},
@@ -235,6 +246,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   load.accept_raw_norms = options.accept_raw_norms;
   load.shard = shard();
   load.pools.lines = expert_lines, load.pools.check_lines = options.check_lines;
+  load.pools.planner = planner_of(options);
   return this->load(load, run);
 }
 
@@ -250,13 +262,15 @@ Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
   return w;
 }
 
-void report_pools(const Weights& weights, ToolRun& run) {
+void report_pools(const Weights& weights, ToolRun& run, const std::string& part) {
   if (!weights.pools) return;
   const PoolCounters c = weights.pools->counters();
   const PoolCopies copies = weights.pools->copies();
-  Json& e = run.receipt().evidence["expert_pools"];
+  Json& all = run.receipt().evidence["expert_pools"];
+  Json& e = part.empty() ? all : all[part];
   e = {{"lines", weights.pools->options().lines},
        {"policy", pool_policy_name(weights.pools->options().policy)},
+       {"planner", weights.pools->options().planner == Planner::Device ? "device" : "host"},
        {"requests", c.requests},
        {"waves", c.waves},
        {"touches", c.touches},
@@ -267,6 +281,12 @@ void report_pools(const Weights& weights, ToolRun& run) {
     e[std::string(fill_kind_name(static_cast<FillKind>(k)))] = {{"copies", copies.copies[k]},
                                                                 {"bytes", copies.bytes[k]}};
   e["copied_bytes"] = copies.total_bytes;
+  e["in_place"] = {{"reads", copies.in_place}, {"bytes", copies.in_place_bytes}};
+  const auto phase = [&](const char* name, const PhaseCounters& p) {
+    e[name] = {{"forwards", p.forwards}, {"misses", p.misses}, {"link_bytes", p.bytes}};
+  };
+  phase("rounds", weights.pools->rounds());
+  phase("prompts", weights.pools->prompts());
   const StreamCounters& t = weights.pools->streamed();
   if (t.forwards == 0) return;
   const TimelineSummary line = weights.pools->timeline();

@@ -10,6 +10,7 @@
 #include "libcore/cli/tool.h"
 #include "libcore/engine/draft_policy.h"
 #include "libcore/engine/engine.h"
+#include "libcore/engine/memory_plan.h"
 #include "libcore/format/tensor_source.h"
 
 namespace fnx {
@@ -19,10 +20,12 @@ struct ModelOptions {
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "off", expert_lines = "auto";
+  std::string planner = "host";
   std::string draft = "off";  // auto, off or a number
   int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false, memory_plan = false, check_lines = false;
-  bool ranks = false;  // set by tools that can run on several
+  bool ranks = false;   // set by tools that can run on several
+  uint64_t models = 1;  // that the tool has loaded at once, each within the limit
 
   // `drafts`: also --draft, for a tool that drafts.
   void add(CLI::App& app, bool drafts = false);
@@ -49,6 +52,9 @@ struct OpenedModel {
   // What --draft asks of this model; `why_not` is a reason to decode plainly unless a number was given. Throws
   // Unsupported when there is no draft head, or such a reason.
   DraftOptions drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const;
+  // What weights of this shard will need and, where the lines are automatic, how many of them every rank has room for.
+  // Collective.
+  MemoryPlan plan_weights(const ModelOptions& options, EngineOptions engine, const Shard& shard) const;
   // Chooses the expert lines. On a GPU: what the run will need, into the receipt and refused when it does not fit. True
   // when the user asked for no more than that; it was printed then.
   bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run);
@@ -58,7 +64,8 @@ struct OpenedModel {
   Weights load(const LoadOptions& options, ToolRun& run);
 };
 
-// What the pools of offloaded experts did, into the receipt's evidence; fails the run when their counts do not add up.
-void report_pools(const Weights& weights, ToolRun& run);
+// What the pools of offloaded experts did, into the receipt's evidence, or into a part of it; fails the run when their
+// counts do not add up.
+void report_pools(const Weights& weights, ToolRun& run, const std::string& part = "");
 
 }  // namespace fnx

@@ -49,6 +49,8 @@ int64_t Communicator::minimum(int64_t mine) {
   return mine;
 }
 
+int64_t Communicator::of_rank_0(int64_t mine) { return std::stoll(channel_.exchange(std::to_string(mine))[0]); }
+
 std::unique_ptr<Communicator> make_host_communicator(HostChannel& channel) {
   return std::make_unique<HostCommunicator>(channel);
 }

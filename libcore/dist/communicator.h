@@ -24,9 +24,10 @@ class Communicator {
   // Ends what is under way, on any thread; later calls throw.
   virtual void abort() {}
 
-  // On the host, in step: true when it is on every rank; the smallest.
+  // On the host, in step: true when it is on every rank; the smallest; rank 0's.
   bool agree(bool mine);
   int64_t minimum(int64_t mine);
+  int64_t of_rank_0(int64_t mine);
   // Throws what ended another rank.
   void check() { channel_.check(); }
 

@@ -9,18 +9,33 @@
 
 namespace fnx {
 
+namespace {
+// Only the rank that runs the draft head has its states.
+StateOptions states_of(StateOptions o, const Weights& weights) {
+  o.draft_head = o.draft_head && weights.mtp;
+  return o;
+}
+}  // namespace
+
 Engine::Engine(const Weights& weights, Backend& backend, const EngineOptions& options)
     : weights_(weights),
       backend_(backend),
       options_(options),
       stream_(backend.make_stream()),
-      state_(weights_.config, backend, *stream_, options.state),
+      state_(weights_.config, backend, *stream_, states_of(options.state, weights)),
       staging_(backend),
       graphs_(backend, options.graphs, options.inject_capture_failures, options.ranks) {
   make_activations();
   make_exchange();
   reserve();
   if (options_.ranks != nullptr) options_.ranks->agree(true);  // the last step that may fail on one rank alone
+}
+
+Engine::~Engine() {
+  try {
+    if (weights_.pools) weights_.pools->release(*stream_);
+  } catch (const Error&) {  // of a device that failed: nobody asks for its counts
+  }
 }
 
 void Engine::make_activations() {
@@ -109,8 +124,15 @@ View Engine::make(DType dtype, std::initializer_list<int64_t> dims) {
 
 void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
   stage(inputs, {});
+  begin_experts(false);
   launch_trunk(probe);
   launch_absorption();
+}
+
+void Engine::begin_experts(bool round) {
+  if (weights_.pools)
+    weights_.pools->begin(*stream_, pool_choices(batch_.rows),
+                          config().layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0), round);
 }
 
 std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid) {
@@ -124,7 +146,9 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
   key.rows = batch_.rows, key.lanes = static_cast<int64_t>(lanes_.size());
   key.draws = static_cast<int64_t>(draws.size());
   key.most_positions = batch_.most_positions, key.valid = valid, key.greedy = greedy, key.trials = lags_or_tries();
-  run_round(key, key.rows == key.lanes || key.rows == key.draws, work);
+  const bool decoding = key.rows == key.lanes || key.rows == key.draws;
+  begin_experts(decoding);
+  run_round(key, decoding, work);
   backend_.record(*stream_, *has_drawn_);
   launch_absorption();  // while the host goes on
   if (draws.empty()) return {};
@@ -135,7 +159,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
   // Planning on the host waits for every layer's routing, as reporting does.
-  recordable = recordable && !routing_ && !slots_ && !weights_.pools;
+  recordable = recordable && !routing_ && !slots_ && (!weights_.pools || weights_.pools->records());
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);
@@ -161,7 +185,7 @@ View Engine::logits_of(const View& stacks, const HyperConnection* mixer, std::sp
     backend_.gather(*stream_, ids.device, stacks, gathered);
     mix(*mixer, gathered, hidden);
   }
-  if (&stacks == &a_.draft_stack && options_.ranks != nullptr) options_.ranks->broadcast(*stream_, hidden, 0);
+  if (&stacks == &a_.draft_stack) share_draft(hidden);
   head(hidden, out);
   return out;
 }

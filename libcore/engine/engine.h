@@ -70,6 +70,7 @@ class Engine {
   // `weights` and `backend` outlive the engine; engines may share them, one running at a time.
   // Ranks do the same calls in the same order.
   Engine(const Weights& weights, Backend& backend, const EngineOptions& options);
+  ~Engine();
 
   const ModelConfig& config() const { return weights_.config; }
   const EngineOptions& options() const { return options_; }
@@ -151,6 +152,7 @@ class Engine {
 
   // On the host, ahead of the launches.
   void stage(std::span<const LaneInput> inputs, std::span<const Draw> draws);
+  void begin_experts(bool round);
   void run_round(const RoundKey& key, bool recordable, const std::function<void()>& work);
   void place_proposal(int64_t trunk_rows, int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
   void place_draft_rows(int64_t rows, int64_t lanes);
@@ -193,7 +195,9 @@ class Engine {
   // With the other ranks (exchange.cpp).
   void make_exchange();
   void all_gather(const View& own, const View& all);
-  void expert_slots(const MoeLayer& m, const View& u, const View& ids, const View& slots);
+  void share_draft(const View& hidden);
+  void exchange_slots(const MoeLayer& m, const View& ids, const View& slots);
+  int64_t pool_choices(int64_t rows) const;
   void add_planted_parts(const View& y);
   void head(const View& hidden, const View& out);
   void head_shard(const View& hidden, const View& out);

@@ -20,18 +20,21 @@ void Engine::make_exchange() {
     throw Error(ErrorKind::Internal,
                 fmt::format("weights of rank {} of {} on rank {} of {}", shard.rank, shard.world, rank, world));
   if (world == 1) return;
-  if (options_.state.trials > 0)
-    throw Error(ErrorKind::Unsupported, "several ranks do not draft yet; use 0 trials or one rank");
   const ModelConfig& c = config();
   a_.parts =
       make(DType::F32, {world, std::min(options_.max_rows, kExchangeRows), c.experts_per_token + 1, c.hidden_size});
   if (weights_.head_columns.empty()) return;
   const int64_t widest = *std::max_element(weights_.head_columns.begin(), weights_.head_columns.end());
-  a_.head_parts = make(DType::F32, {world + 1, options_.state.slots, widest});
+  a_.head_parts = make(DType::F32, {world + 1, most_draws(), widest});
 }
 
 void Engine::all_gather(const View& own, const View& all) {
   if (options_.ranks != nullptr && stream_->running()) options_.ranks->all_gather(*stream_, own, all);
+}
+
+// What the draft head of rank 0 gave: every rank draws from it.
+void Engine::share_draft(const View& hidden) {
+  if (options_.ranks != nullptr && stream_->running()) options_.ranks->broadcast(*stream_, hidden, 0);
 }
 
 void Engine::wait() {
@@ -45,9 +48,8 @@ void Engine::wait_drawn() {
   if (options_.ranks != nullptr) options_.ranks->check();
 }
 
-void Engine::expert_slots(const MoeLayer& m, const View& u, const View& ids, const View& slots) {
-  if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
-  backend_.experts(*stream_, *m.experts, u, ids, slots);
+// Slots of the experts that this rank holds are there; then all are. Ranks whose experts nobody chose take part.
+void Engine::exchange_slots(const MoeLayer& m, const View& ids, const View& slots) {
   if (m.per_rank == 0 || options_.plant == Plant::Add) return;
   const int64_t rows = ids.shape[0], k = ids.shape[1], hidden = slots.shape[2], most = a_.parts.shape[1];
   for (int64_t first = 0; first < rows; first += most) {

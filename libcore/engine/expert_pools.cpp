@@ -27,22 +27,29 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
       options_(options),
       copies_stream_(backend.make_stream()),
       ahead_stream_(backend.make_stream()),
-      timeline_(backend) {
+      timeline_(backend),
+      refill_began_(backend.make_timed_event()),
+      refilled_(backend.make_timed_event()) {
   for (ExpertBank* bank : banks) {
     Pool p{bank, ExpertPlanner(planner_options(*bank, options)), pool_lines(), {}, {}, {}, {}, nullptr, nullptr};
     p.shows.assign(static_cast<size_t>(options.lines), -1);
-    p.heat.assign(static_cast<size_t>(bank->pooled), 0);
-    p.shown.assign(static_cast<size_t>(bank->experts), -1);
+    p.heat.assign(static_cast<size_t>(bank->experts), 0);
+    p.shown.assign(static_cast<size_t>(p.held()), -1);
     p.read = backend.make_event(), p.filled = backend.make_event();
     line_bytes_ = std::max(line_bytes_, bank->line_bytes);
     pools_.push_back(std::move(p));
   }
   lines_ = backend.allocate(static_cast<size_t>(pool_lines() * line_bytes_), Space::Device);
+  if (options.planner == Planner::Host || pools_.empty()) return;
+  for (const Pool& p : pools_)
+    state_bytes_ = std::max<int64_t>(state_bytes_, PoolState::bytes(p.bank->pooled, options.lines, p.bank->experts));
+  const size_t bytes = pools_.size() * static_cast<size_t>(state_bytes_);
+  states_ = backend.allocate(bytes, Space::Device), staged_ = backend.allocate(bytes, Space::Host);
 }
 
-View ExpertPools::line(int64_t i) const {
+View ExpertPools::lines(int64_t first, int64_t count) const {
   View v{lines_.view(DType::U8, {0}).data, DType::U8, lines_.space(), 2, {pool_lines(), line_bytes_}};
-  return v.rows(i, 1);
+  return v.rows(first, count);
 }
 
 void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind kind) {
@@ -52,18 +59,20 @@ void ExpertPools::copy(Pool& pool, std::span<const Placement> fills, FillKind ki
   const uint64_t before = pool.bank->filled_bytes;
   for (const Placement& f : fills) {
     if (const int32_t was = pool.shows[f.line]; was >= 0) show(pool, was, -1);  // no table names a line in change
-    backend_.fill(*copies_stream_, *pool.bank, f.expert, line(pool.first_line + f.line));
+    backend_.fill(*copies_stream_, *pool.bank, pool.id(f.expert), line(pool.first_line + f.line));
   }
   backend_.record(*copies_stream_, *pool.filled);
   copies_.copies[k] += fills.size();
   copies_.bytes[k] += pool.bank->filled_bytes - before;
+  if (kind == FillKind::Demand) phase_->misses += fills.size(), phase_->bytes += pool.bank->filled_bytes - before;
 }
 
 void ExpertPools::change(Pool& pool, int32_t expert, int64_t to) {
   if (pool.shown[expert] == to) return;
   pool.shown[expert] = to;
-  std::erase_if(pool.changes, [&](const ServedExpert& s) { return s.expert == expert; });
-  pool.changes.push_back({expert, to < 0 ? View{} : line(to)});
+  const int32_t id = pool.id(expert);
+  std::erase_if(pool.changes, [&](const ServedExpert& s) { return s.expert == id; });
+  pool.changes.push_back({id, to < 0 ? View{} : line(to)});
 }
 
 void ExpertPools::show(Pool& pool, int32_t expert, int32_t at) {
@@ -78,7 +87,7 @@ void ExpertPools::pass(Stream& stream, Pool& pool, std::span<const int32_t> requ
   place_.assign(static_cast<size_t>(pool.bank->pooled), -1);
   for (const Placement& p : serves) place_[p.expert] = p.line;
   for (const int32_t e : request) show(pool, e, place_[e]);
-  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.bank->experts; ++e) show(pool, e, first ? 0 : -1);
+  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.held(); ++e) show(pool, e, first ? 0 : -1);
   backend_.serve(stream, *pool.bank, pool.changes);
   pool.changes.clear();
   if (options_.check_lines) backend_.check_served(stream, *pool.bank);
@@ -86,11 +95,18 @@ void ExpertPools::pass(Stream& stream, Pool& pool, std::span<const int32_t> requ
   backend_.record(stream, *pool.read);
 }
 
+std::vector<int32_t> ExpertPools::Pool::requested(std::span<const int32_t> ids) const {
+  std::vector<int32_t> mine;
+  for (const int32_t id : ids)
+    if (bank->is_pooled(id)) mine.push_back(id - static_cast<int32_t>(bank->first));
+  return distinct_experts(mine, planner.options().experts);
+}
+
 void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids,
                       const std::function<void()>& compute) {
   Pool& pool = pools_[bank];
-  const std::vector<int32_t> request = distinct_experts(ids, pool.planner.options().experts);
-  for (const int32_t e : ids) ++pool.heat[e];
+  const std::vector<int32_t> request = pool.requested(ids);
+  for (const int32_t id : ids) ++pool.heat[id];
   if (streaming_) return stream_bank(stream, bank, request, compute);
   bool first = true;
   backend_.wait(stream, *pool.filled);  // of before, whoever asked for them
@@ -99,7 +115,7 @@ void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids
     const std::span<const Placement> serves = wave.serves;
     const auto hits = serves.first(serves.size() - wave.fills.size());
     // What is there, and what needs no line, is computed while the copies run.
-    const bool ahead = !wave.fills.empty() && (!hits.empty() || (first && pool.bank->experts > pool.bank->pooled));
+    const bool ahead = !wave.fills.empty() && (!hits.empty() || (first && !pool.bank->others.empty()));
     if (ahead) pass(stream, pool, request, hits, first, compute);
     if (!wave.fills.empty()) backend_.wait(stream, *pool.filled);
     pass(stream, pool, request, ahead ? serves.subspan(hits.size()) : serves, first && !ahead, compute);
@@ -109,6 +125,7 @@ void ExpertPools::run(Stream& stream, int64_t bank, std::span<const int32_t> ids
 }
 
 void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts) {
+  come_home();
   for (size_t b = 0; b < pools_.size(); ++b) {
     const std::span<const uint64_t> of = counts(static_cast<int64_t>(b));
     std::copy(of.begin(), of.end(), pools_[b].heat.begin());
@@ -117,6 +134,7 @@ void ExpertPools::warm(const std::function<std::span<const uint64_t>(int64_t ban
 }
 
 void ExpertPools::reset() {
+  come_home();
   if (streaming_) leave_streaming(false);
   for (Pool& p : pools_) {
     p.planner.reset();
@@ -127,7 +145,21 @@ void ExpertPools::reset() {
 }
 
 void ExpertPools::refill() {
-  for (Pool& p : pools_) copy(p, p.planner.warm_start(p.heat), FillKind::WarmStart);
+  constexpr auto warm = static_cast<size_t>(FillKind::WarmStart);
+  const uint64_t before = copies_.bytes[warm];
+  for (Pool& p : pools_) backend_.wait(*copies_stream_, *p.read);
+  backend_.record(*copies_stream_, *refill_began_);
+  for (Pool& p : pools_) {
+    const auto heat = std::span<const uint64_t>(p.heat).subspan(p.bank->first, p.bank->pooled);
+    copy(p, p.planner.warm_start(heat), FillKind::WarmStart);
+  }
+  backend_.record(*copies_stream_, *refilled_);
+  refill_bytes_ = copies_.bytes[warm] - before;
+}
+
+double ExpertPools::link_bytes_per_s() const {
+  if (refill_bytes_ == 0) return 0;
+  return static_cast<double>(refill_bytes_) / backend_.elapsed_ns(*refill_began_, *refilled_) * 1e9;
 }
 
 uint64_t ExpertPools::host_bytes() const {
@@ -135,22 +167,27 @@ uint64_t ExpertPools::host_bytes() const {
                          [](uint64_t sum, const Pool& p) { return sum + p.bank->host_bytes; });
 }
 
-PoolCounters ExpertPools::counters() const {
+PoolCounters ExpertPools::counters() {
+  come_home();
   PoolCounters sum;
   for (const Pool& p : pools_) {
     p.planner.counters().check();
     sum += p.planner.counters();
   }
-  if (sum.fills_by_kind != copies_.copies)
-    throw Error(ErrorKind::Internal, fmt::format("expert pools planned fills [{}] by cause and made copies [{}]",
-                                                 fmt::join(sum.fills_by_kind, ", "), fmt::join(copies_.copies, ", ")));
+  auto made = copies_.copies;
+  made[static_cast<size_t>(FillKind::Demand)] += not_copied_;
+  if (sum.fills_by_kind != made)
+    throw Error(ErrorKind::Internal, fmt::format("expert pools planned fills [{}] by cause, made or left out [{}]",
+                                                 fmt::join(sum.fills_by_kind, ", "), fmt::join(made, ", ")));
   return sum;
 }
 
-PoolCopies ExpertPools::copies() const {
+PoolCopies ExpertPools::copies() {
+  come_home();
   PoolCopies c = copies_;
   for (size_t k = 0; k < c.copies.size(); ++k)
     c.copies[k] += stream_copies_.copies[k], c.bytes[k] += stream_copies_.bytes[k];
+  c.total_bytes = device_copied_;
   for (const Pool& p : pools_) c.total_bytes += p.bank->filled_bytes;
   const uint64_t sum = std::accumulate(c.bytes.begin(), c.bytes.end(), uint64_t{0});
   if (sum != c.total_bytes)

@@ -3,6 +3,9 @@
 // A forward of few rows uses a pool a bank. A forward whose rows choose most experts of every bank anyway streams them:
 // all lines together are frames that batches of experts pass through, each copied once a forward and applied to all of
 // its rows, and those of the banks to come are copied while this one computes.
+//
+// Decode rounds may be planned on the device: then the pools' state lives there from the first such round until a
+// forward or a question needs it here again, and nothing in a round waits for the host, so that rounds can be recorded.
 #pragma once
 
 #include <deque>
@@ -11,22 +14,33 @@
 #include <span>
 #include <vector>
 
+#include "kernels/expert_planner.h"
 #include "kernels/ops.h"
-#include "libcore/engine/expert_planner.h"
 #include "libcore/engine/stream_timeline.h"
 
 namespace fnx {
+
+enum class Planner : uint8_t { Host, Device };  // of decode rounds; other forwards are planned on the host
 
 struct ExpertPoolsOptions {
   int64_t lines = 0;  // a layer; 0: every expert stays on the device
   PoolPolicy policy = PoolPolicy::LfuDecay;
   bool check_lines = false;  // for debugging: every line is asked whose it is before it is used, which is slow
+  Planner planner = Planner::Host;
 };
 
 // Copies of experts by cause, as ExpertPools issued them.
 struct PoolCopies {
   std::array<uint64_t, kFillKinds> copies{}, bytes{};
   uint64_t total_bytes = 0;  // as the backend counted them
+  // Of plans on the device: experts read from host memory once or more in a forward, whose requests exceed a pool.
+  uint64_t in_place = 0, in_place_bytes = 0;
+};
+
+// Of decode rounds with their drafts, or of all other forwards.
+struct PhaseCounters {
+  uint64_t forwards = 0, misses = 0;
+  uint64_t bytes = 0;  // over the link: copies, and experts that were read in place, once
 };
 
 // Of forwards that streamed.
@@ -42,42 +56,66 @@ class ExpertPools {
   // Unsupported when they do not fit. Banks outlive it.
   ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const ExpertPoolsOptions& options);
 
-  // Starts a forward of `rows` rows of `slots` choices each, through banks 0 .. banks - 1 in order.
-  void begin(int64_t rows, int64_t slots, int64_t banks);
-  // Brings the experts of `ids`, the router's choice of all rows, to lines and calls `compute` once or more, each time
-  // with other experts of the bank served: every one of them once. Experts that are not pooled are served with the
-  // first. `compute` enqueues on `stream`.
+  // Starts a forward whose rows make about `choices` of each bank's pooled experts, through banks 0 .. banks - 1 in
+  // order; `round`: a decode round, or (no banks in order) the drafts behind one.
+  void begin(Stream& stream, int64_t choices, int64_t banks, bool round);
+  // Where this forward is planned: with run_planned() or with run().
+  bool on_device() const { return on_ != nullptr; }
+  // Whether what run_planned() enqueues may be recorded.
+  bool records() const { return on_device() && !options_.check_lines; }
+  // The same as run(), all of it enqueued. ids I32 [R, k or more] of the device: the first k of a row are its choice.
+  void run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids, const std::function<void()>& compute);
+  // Ends what this stream has to do with the state, before the stream goes.
+  void release(Stream& stream);
+  // Of the rounds to come; Device needs pools that were made with it.
+  void set_planner(Planner planner);
+  // Brings the pooled experts of `ids`, the router's choice of all rows, to lines and calls `compute` once or more,
+  // each time with other experts of the bank served: every one of them once. Experts that are not pooled are served
+  // with the first. `compute` enqueues on `stream`.
   void run(Stream& stream, int64_t bank, std::span<const int32_t> ids, const std::function<void()>& compute);
-  // Fills empty pools with the experts of the largest counts: `counts` of a bank, [pooled]. Once, before the first
-  // forward.
+  // Fills empty pools with the experts of the largest counts: `counts` of a bank, [experts], as many as routers choose
+  // of. Once, before the first forward.
   void warm(const std::function<std::span<const uint64_t>(int64_t bank)>& counts);
 
   // Empties the pools and forgets every key, as if no forward had been; counters go on. warm() may follow.
   void reset();
-  // Of each expert of a bank, [pooled]: the counts that warm() was given and the choices of rows since.
-  std::span<const uint64_t> heat(int64_t bank) const { return pools_[bank].heat; }
+  // Of each expert of a bank, [experts]: the counts that warm() was given and the choices of rows since.
+  std::span<const uint64_t> heat(int64_t bank) { return come_home(), pools_[bank].heat; }
 
   const ExpertPoolsOptions& options() const { return options_; }
   int64_t banks() const { return static_cast<int64_t>(pools_.size()); }
-  uint64_t device_bytes() const { return lines_.bytes(); }
+  uint64_t device_bytes() const { return lines_.bytes() + states_.bytes(); }
   uint64_t host_bytes() const;  // of the banks
-  const PoolCounters& counters(int64_t bank) const { return pools_[bank].planner.counters(); }
+  // These wait for the device when the state is there.
+  const ExpertPlanner& planner(int64_t bank) { return come_home(), pools_[bank].planner; }
   // Sums over the banks, checked: throws Internal unless causes sum to what was copied and the planner's counts agree.
-  PoolCounters counters() const;
-  PoolCopies copies() const;
+  PoolCounters counters();
+  PoolCopies copies();
+  const PhaseCounters& rounds() { return come_home(), rounds_; }
+  const PhaseCounters& prompts() { return come_home(), prompts_; }
   const StreamCounters& streamed() const { return streamed_; }
   TimelineSummary timeline() const { return timeline_.summary(); }
+  // As the last fill of whole pools from a profile reached it, 0 when there was none; waits for it.
+  double link_bytes_per_s() const;
 
  private:
   struct Pool {
     ExpertBank* bank = nullptr;
     ExpertPlanner planner;
     int64_t first_line = 0;
-    std::vector<int64_t> shown;           // of each expert of the bank: the line it is served from, or -1
+    std::vector<int64_t> shown;           // of each expert that is held: the line it is served from, or -1
     std::vector<int32_t> shows;           // of each line of the pool: the expert that is served from it, or -1
     std::vector<ServedExpert> changes;    // of the bank's table, for the next computation
-    std::vector<uint64_t> heat;           // of each pooled expert: choices of the profile and of this run
+    std::vector<uint64_t> heat;           // of each expert of the bank: choices of the profile and of this run
     std::unique_ptr<Event> read, filled;  // the last computation from these lines; the last fills
+
+    // Here and in the planner experts are numbered as they are held: the pooled ones, then the others.
+    int32_t held() const { return static_cast<int32_t>(bank->pooled + std::ssize(bank->others)); }
+    int32_t id(int32_t e) const {
+      return e < bank->pooled ? static_cast<int32_t>(bank->first) + e : bank->others[e - bank->pooled];
+    }
+    // The pooled ones of `ids`, in order.
+    std::vector<int32_t> requested(std::span<const int32_t> ids) const;
   };
   // Serves an expert from line `to` of all, or no longer: -1.
   void change(Pool& pool, int32_t expert, int64_t to);
@@ -87,7 +125,12 @@ class ExpertPools {
   void pass(Stream& stream, Pool& pool, std::span<const int32_t> request, std::span<const Placement> serves, bool first,
             const std::function<void()>& compute);
   void refill();
-  View line(int64_t i) const;
+  View line(int64_t i) const { return lines(i, 1); }
+  View lines(int64_t first, int64_t count) const;
+
+  void go_to_device(Stream& stream);
+  void come_home();  // nothing where the state is here
+  View state(const Buffer& of, int64_t bank) const;
 
   // A run of lines that one batch of experts takes at a time.
   struct Frame {
@@ -129,6 +172,16 @@ class ExpertPools {
   std::vector<int32_t> place_;  // scratch: of each expert its line, or -1
   StreamCounters streamed_;
   StreamTimeline timeline_;
+
+  Stream* on_ = nullptr;  // whose work the state on the device is part of; null: the state is here
+  int64_t state_bytes_ = 0;
+  Buffer states_, staged_;      // PoolState of each bank, on the device and on its way
+  uint64_t device_copied_ = 0;  // bytes, as the device counted them
+  uint64_t not_copied_ = 0;     // misses that their own plan drove out again
+  PhaseCounters rounds_, prompts_;
+  std::unique_ptr<Event> refill_began_, refilled_;
+  uint64_t refill_bytes_ = 0;
+  PhaseCounters* phase_ = &prompts_;  // of the forward that runs
 };
 
 }  // namespace fnx

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "libcore/engine/expert_planner.h"
+#include "kernels/expert_planner.h"
 #include "libcore/engine/expert_profile.h"
 #include "libcore/engine/expert_trace.h"
 

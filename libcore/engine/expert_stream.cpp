@@ -14,11 +14,16 @@ constexpr int64_t kMostFrameLines = 64;
 size_t kept_free(size_t frames) { return frames >= 8 ? 2 : 1; }
 }  // namespace
 
-void ExpertPools::begin(int64_t rows, int64_t slots, int64_t banks) {
+void ExpertPools::begin(Stream& stream, int64_t choices, int64_t banks, bool round) {
   const int64_t experts = pools_[0].bank->pooled;
-  const bool streaming = 2 * options_.lines <= experts && rows * slots >= kStreamChoices * experts;
+  phase_ = round ? &rounds_ : &prompts_;
+  if (banks > 0) ++phase_->forwards;
+  const bool streaming = 2 * options_.lines <= experts && choices >= kStreamChoices * experts;
+  const bool device = options_.planner == Planner::Device && round && !streaming;
+  if (!device || on_ != &stream) come_home();
   if (streaming && !streaming_) enter_streaming();
   if (!streaming && streaming_) leave_streaming(true);
+  if (device && on_ == nullptr) go_to_device(stream);
   if (!streaming) return;
   ++streamed_.forwards;
   timeline_.begin_forward();
@@ -67,11 +72,13 @@ ExpertPools::Batch ExpertPools::issue(Stream& copies, FillKind kind, int64_t ban
   const uint64_t before = pool.bank->filled_bytes;
   timeline_.begin(copies);
   int64_t at = frame.first_line;
-  for (const int32_t e : experts) backend_.fill(copies, *pool.bank, e, line(at++));
+  for (const int32_t e : experts) backend_.fill(copies, *pool.bank, pool.id(e), line(at++));
   timeline_.end(copies, true, pool.bank->filled_bytes - before);
   backend_.record(copies, *frame.filled);
   stream_copies_.copies[static_cast<size_t>(kind)] += experts.size();
   stream_copies_.bytes[static_cast<size_t>(kind)] += pool.bank->filled_bytes - before;
+  phase_->bytes += pool.bank->filled_bytes - before;
+  if (kind == FillKind::Demand) phase_->misses += experts.size();
   ++streamed_.batches;
   (kind == FillKind::Demand ? streamed_.demand : streamed_.ahead) += experts.size();
   return batch;
@@ -141,7 +148,7 @@ void ExpertPools::stream_batch(Stream& stream, Pool& pool, const Batch& batch, s
   const bool any = std::any_of(request.begin(), request.end(), [&](int32_t e) { return place_[e] >= 0; });
   if (!any) return;
   for (const int32_t e : request) change(pool, e, place_[e]);
-  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.bank->experts; ++e) change(pool, e, first ? 0 : -1);
+  for (auto e = static_cast<int32_t>(pool.bank->pooled); e < pool.held(); ++e) change(pool, e, first ? 0 : -1);
   first = false;
   backend_.wait(stream, *frame.filled);
   backend_.serve(stream, *pool.bank, pool.changes);

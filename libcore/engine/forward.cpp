@@ -9,8 +9,6 @@ void Engine::launch_trunk(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
-  if (weights_.pools && !reserving_)
-    weights_.pools->begin(batch_.rows, c.experts_per_token, c.layers() + (has_draft_head() && draft_batch_.rows > 0));
   size_t ple = 0;
   Injection lacking;
   for (int64_t l = 0; l < c.layers(); ++l) {
@@ -92,16 +90,26 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
 }
 
 void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots) {
-  const auto compute = [&] { expert_slots(layer.moe, x, ids, slots); };
-  if (reserving_ || (!routing_ && !weights_.pools)) return compute();
-  const int64_t l = layer_number(layer);
-  const std::span<const int32_t> routed = fetch_routing(ids);
-  if (routing_) routing_(l, routed);
-  if (weights_.pools)
-    weights_.pools->run(*stream_, l, routed, compute);
+  const MoeLayer& m = layer.moe;
+  if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
+  const auto compute = [&] { backend_.experts(*stream_, *m.experts, x, ids, slots); };
+  ExpertPools* const pools = reserving_ ? nullptr : weights_.pools.get();
+  const bool planned = pools != nullptr && pools->on_device(), reports = !reserving_ && routing_;
+  const int64_t l = layer_number(layer), k = config().experts_per_token;
+  std::span<const int32_t> routed;
+  if (reports || (pools != nullptr && !planned)) routed = fetch_routing(ids);
+  if (reports) routing_(l, routed);
+  if (planned)
+    pools->run_planned(*stream_, l, k, ids, compute);
+  else if (pools != nullptr)
+    pools->run(*stream_, l, routed, compute);
   else
     compute();
+  exchange_slots(m, ids, slots);
 }
+
+// Of a bank's pooled experts, about: ranks share the choices.
+int64_t Engine::pool_choices(int64_t rows) const { return rows * config().experts_per_token / weights_.shard.world; }
 
 // Without the shared expert's column, where the bank holds it.
 std::span<const int32_t> Engine::fetch_routing(const View& ids) {

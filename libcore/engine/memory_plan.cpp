@@ -86,7 +86,7 @@ MemoryPlan plan_lines(const TensorSource& source, const ModelConfig& config, con
   const MemoryPlan least = plan_memory(source, config, with, engine, limit);
   const uint64_t taken = least.total() - least.pools + kPlanReserve;
   const uint64_t room = limit > taken && least.pools > 0 ? (limit - taken) / least.pools : 0;
-  with.pools.lines = std::min(config.experts, static_cast<int64_t>(room));
+  with.pools.lines = std::min(config.experts / load.shard.world, static_cast<int64_t>(room));
   return with.pools.lines <= 1 ? least : plan_memory(source, config, with, engine, limit);
 }
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "kernels/error.h"
-#include "libcore/engine/expert_planner.h"
+#include "kernels/expert_planner.h"
 
 namespace fnx {
 

@@ -92,18 +92,17 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
-  if (weights_.pools) weights_.pools->begin(draft_batch_.rows, config().experts_per_token, 0);
+  const bool here = weights_.mtp.has_value();
   launch_absorption();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
     const int64_t D = chain_[j].batch.rows;
     const View stacks = a_.gather.rows(0, D), sampled = a_.sampled.rows(0, D);
-    if (j == 0)
-      backend_.gather(*stream_, in_.first_drafts.device, a_.draft_stack, stacks);
-    else  // on its own output
-      run_draft_head(sampled, stacks, chain_[j].batch, stacks);
+    if (here && j == 0) backend_.gather(*stream_, in_.first_drafts.device, a_.draft_stack, stacks);
+    if (here && j > 0) run_draft_head(sampled, stacks, chain_[j].batch, stacks);  // on its own output
     const View hidden = a_.head_in.rows(0, D), logits = a_.draw_logits.rows(0, D);
-    mix(weights_.mtp->mixer, stacks, hidden);
+    if (here) mix(weights_.mtp->mixer, stacks, hidden);
+    share_draft(hidden);
     head(hidden, logits);
     backend_.sample(*stream_, valid, greedy, in_.params.device.rows(done, D), logits, sampled);
     backend_.copy(*stream_, drawn_.view(DType::I32, {done + D}).rows(done, D), sampled);
@@ -137,9 +136,10 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   key.draft_steps = static_cast<int64_t>(chain_.size()), key.greedy = greedy;
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
+  if (weights_.mtp && weights_.pools) weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
   run_round(key, even, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
-  stream_->synchronize();
+  wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
   for (const ChainStep& step : chain_)
     for (int64_t i = 0; i < step.batch.rows; ++i) drafts[order[static_cast<size_t>(i)]].push_back(*ids++);
@@ -177,18 +177,18 @@ void Engine::settle(int32_t slot) {
 void Engine::catch_up(std::span<const int32_t> slots) {
   while (true) {
     clear_draft_rows();
-    int64_t room = options_.max_rows, most = 0;
+    int64_t room = options_.max_rows;
     for (const int32_t slot : slots) {
       const int32_t waiting = state_.waiting(slot, -1);
-      // Whole sequences where one fits, so that passes look alike.
-      if (waiting <= 1 || (waiting - 1 > room && room < options_.max_rows)) continue;
+      if (waiting <= 1 || room == 0) continue;
       const auto count = static_cast<int32_t>(std::min<int64_t>(waiting - 1, room));
       const auto length = static_cast<int32_t>(state_.length(slot));
       add_draft_rows({slot, 0, 0, length}, count, count, length - waiting);
       state_.set_waiting(slot, waiting - count, -1);
-      room -= count, most = std::max<int64_t>(most, count);
+      room -= count;
     }
     if (draft_lanes_.empty()) return;
+    if (!weights_.mtp) continue;
     staging_.begin();
     place_draft_rows(options_.max_rows - room, static_cast<int64_t>(draft_lanes_.size()));
     in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
@@ -196,16 +196,10 @@ void Engine::catch_up(std::span<const int32_t> slots) {
     in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
     staging_.send(*stream_);
     draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
-    RoundKey key;
-    key.draft_rows = draft_batch_.rows, key.draft_lanes = static_cast<int64_t>(draft_lanes_.size());
-    key.most_positions = draft_batch_.most_positions;
-    // Rows that waited as long as they may come again and again in the same numbers.
-    run_round(key, most == state_.waiting_rows() - 1 && key.draft_rows == most * key.draft_lanes, [&] {
-      if (!weights_.mtp) return;
-      if (weights_.pools) weights_.pools->begin(draft_batch_.rows, config().experts_per_token, 0);
-      gather_draft_stacks();
-      absorb_drafts();
-    });
+    // In waves, however many: streaming would empty the pools of the rounds.
+    if (weights_.pools) weights_.pools->begin(*stream_, 0, 0, true);
+    gather_draft_stacks();
+    absorb_drafts();
   }
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "kernels/error.h"
+#include "libcore/dist/communicator.h"
 #include "libcore/measure/clock.h"
 
 namespace fnx {
@@ -249,6 +250,9 @@ class Run {
     for (const Active& a : active_)
       if (!a.end && a.first_draw >= 0) streams.push_back(a.request);
     depth_ = policy_.decide(streams);
+    // Ranks measure different times.
+    if (Communicator* ranks = engine_.options().ranks; ranks != nullptr && !o_.draft.fixed)
+      depth_ = static_cast<int32_t>(ranks->of_rank_0(depth_));
     std::vector<Proposal> proposals;
     std::vector<Active*> owners;
     for (Active& a : active_) {

@@ -282,8 +282,6 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
   if (w.shard.world > 1 && (config.experts == 0 || config.experts % w.shard.world != 0))
     throw Error(ErrorKind::Unsupported, fmt::format("{} experts do not divide among {} ranks; choose another --tp",
                                                     config.experts, w.shard.world));
-  if (w.shard.world > 1 && options.pools.lines > 0)
-    throw Error(ErrorKind::Unsupported, "several ranks do not offload experts yet; use 0 expert lines or one rank");
   Loader load(source, backend, options, w);
   const std::string root = text_root(source);
   const bool draft = options.draft_head && config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden");

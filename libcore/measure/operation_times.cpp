@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/expert_planner.h"
 #include "libcore/measure/clock.h"
 #include "libcore/measure/statistics.h"
 
@@ -108,6 +109,14 @@ class Recording : public RecordingBackend {
   }
   void experts(Stream& s, const ExpertBank& bank, View x, View ids, View slots) override {
     run(s, "experts", [=, this, &bank](Stream& t) { inner_.experts(t, bank, x, ids, slots); });
+  }
+  void plan_experts(Stream& s, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids, View state,
+                    View lines) override {
+    run(s, "plan_experts",
+        [=, this, &bank](Stream& t) { inner_.plan_experts(t, bank, options, k, ids, state, lines); });
+  }
+  void fill_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines) override {
+    run(s, "fill_planned", [=, this, &bank](Stream& t) { inner_.fill_planned(t, bank, options, state, lines); });
   }
   void take_slots(Stream& s, int64_t per_part, View ids, View parts, View slots) override {
     run(s, "take_slots", [=, this](Stream& t) { inner_.take_slots(t, per_part, ids, parts, slots); });

@@ -1,6 +1,9 @@
 // Offloaded experts: pools of any size give the bits of experts that are all on the device.
 #include <doctest/doctest.h>
 
+#include <array>
+#include <optional>
+
 #include "kernels/error.h"
 #include "libcore/engine/scheduler.h"
 #include "tests/support/golden.h"
@@ -49,9 +52,9 @@ Generated generate(const Weights& weights, On on, size_t sequences, int64_t toke
   return out;
 }
 
-Weights pooled_weights(On on, int64_t lines, PoolPolicy policy, bool check = true) {
+Weights pooled_weights(On on, int64_t lines, PoolPolicy policy, bool check = true, Planner planner = Planner::Host) {
   LoadOptions load;
-  load.pools = {lines, policy, check};
+  load.pools = {lines, policy, check, planner};
   return Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), backend_on(on),
                        load);
 }
@@ -75,7 +78,7 @@ void pooled_equals_resident(On on, int64_t tokens) {
         CHECK(c.misses > 0);
         CHECK(c.misses <= fewer);
         fewer = c.misses;
-        CHECK(weights.pools->counters(8).requests > 0);  // the draft head's
+        CHECK(weights.pools->planner(8).counters().requests > 0);  // the draft head's
         if (lines < 4) CHECK(c.waves > c.requests);
         if (lines == 32) CHECK(c.evictions == 0);
         const PoolCopies copies = weights.pools->copies();
@@ -135,6 +138,111 @@ void warm_equals_cold(On on) {
   const PoolCopies copies = warm.pools->copies();
   CHECK(copies.copies[static_cast<size_t>(FillKind::WarmStart)] == 9 * 8);
   CHECK(copies.copies[0] == warm.pools->counters().misses);
+}
+
+// Every key, line and count of a bank's planner, and its heat.
+struct BankState {
+  std::vector<uint64_t> words, touched, heat;
+  std::vector<uint32_t> count;
+  std::vector<int32_t> line_of, expert_of;
+  bool operator==(const BankState&) const = default;
+};
+
+BankState state_of(ExpertPools& pools, int64_t bank) {
+  const PoolOptions& o = pools.planner(bank).options();
+  std::vector<uint64_t> memory(PoolState::bytes(o.experts, o.lines, o.experts) / 8);
+  const PoolState s = PoolState::at(reinterpret_cast<std::byte*>(memory.data()), o.experts, o.lines, o.experts);
+  pools.planner(bank).store(s);
+  const std::span<const uint64_t> heat = pools.heat(bank);
+  return {{memory.begin(), memory.begin() + sizeof(PoolWords) / 8},
+          {s.touched, s.touched + o.experts},
+          {heat.begin(), heat.end()},
+          {s.count, s.count + o.experts},
+          {s.line_of, s.line_of + o.experts},
+          {s.expert_of, s.expert_of + o.lines}};
+}
+
+// The same rounds planned on the host and on the device; the states are compared every few rounds, because asking for
+// one brings it to the host.
+void planners_agree(On on, int64_t rounds) {
+  const auto& prompts = Golden::get().prompts();
+  for (const PoolPolicy policy : kPoolPolicies)
+    for (const int64_t lines : kPoolSizes) {
+      const int64_t every = policy == PoolPolicy::Lru ? 7 : 1;
+      CAPTURE(pool_policy_name(policy));
+      CAPTURE(lines);
+      std::array<std::optional<Weights>, 2> weights;
+      std::array<std::unique_ptr<Engine>, 2> engines;
+      std::array<std::vector<int32_t>, 2> tokens;
+      for (size_t i = 0; i < 2; ++i) {
+        weights[i].emplace(pooled_weights(on, lines, policy, on == On::Cpu, i == 0 ? Planner::Host : Planner::Device));
+        EngineOptions o;
+        o.state.slots = 3, o.state.tokens = 3 * (rounds + 64), o.state.max_tokens = rounds + 64;
+        o.state.draft_head = true;
+        o.state.kv_dtype = on == On::Cpu ? DType::F32 : DType::BF16;
+        o.graphs = on == On::Cuda;
+        engines[i] = std::make_unique<Engine>(*weights[i], backend_on(on), o);
+        for (int32_t slot = 0; slot < 3; ++slot) {
+          CHECK(engines[i]->state().open() == slot);
+          const std::span<const int32_t> ids(prompts[static_cast<size_t>(slot)].ids);
+          const LaneInput lane{slot, ids.first(std::min<size_t>(ids.size(), 9))};
+          const Draw draw{static_cast<int32_t>(lane.tokens.size()) - 1, {}};
+          tokens[i].push_back(engines[i]->round({&lane, 1}, {&draw, 1}, engines[i]->config().vocab_size)[0]);
+        }
+      }
+      for (int64_t r = 0; r < rounds; ++r) {
+        const int32_t width = r % 3 == 2 ? 3 : 1;  // requests of 4 to 12 experts
+        for (size_t i = 0; i < 2; ++i) {
+          std::vector<LaneInput> lanes;
+          std::vector<Draw> draws;
+          for (int32_t slot = 0; slot < width; ++slot) {
+            lanes.push_back({slot, std::span(tokens[i]).subspan(static_cast<size_t>(slot), 1)});
+            draws.push_back({slot, {}});
+          }
+          const std::vector<int32_t> next = engines[i]->round(lanes, draws, engines[i]->config().vocab_size);
+          std::copy(next.begin(), next.end(), tokens[i].begin());
+        }
+        REQUIRE(tokens[0] == tokens[1]);
+        if (r % every > 0) continue;
+        for (int64_t b = 0; b < weights[0]->pools->banks(); ++b)
+          REQUIRE(state_of(*weights[0]->pools, b) == state_of(*weights[1]->pools, b));
+      }
+      ExpertPools &host = *weights[0]->pools, &device = *weights[1]->pools;
+      CHECK(host.counters().misses == device.counters().misses);
+      const PoolCopies a = host.copies(), b = device.copies();
+      CHECK(b.copies[0] <= a.copies[0]);
+      CHECK(host.rounds().forwards == device.rounds().forwards);
+      CHECK(host.rounds().misses == device.rounds().misses);
+      CHECK(host.prompts().misses == device.prompts().misses);
+      if (lines < 12) CHECK(b.in_place > 0);
+      if (lines >= 12) CHECK(b.in_place == 0);
+      if (lines >= 12) CHECK(host.rounds().bytes == device.rounds().bytes);
+      if (on == On::Cuda) CHECK(engines[0]->graph_counters().replays == 0);
+      if (on == On::Cuda) CHECK(engines[1]->graph_counters().replays > rounds / 2);
+    }
+}
+
+void device_planned_equals_resident(On on, int64_t tokens) {
+  for (const size_t sequences : {1, 4}) {
+    const Generated resident = generate(tiny_weights(on), on, sequences, tokens);
+    for (const int64_t lines : kPoolSizes) {
+      CAPTURE(sequences);
+      CAPTURE(lines);
+      for (const bool check : {false, true}) {
+        const Weights weights = pooled_weights(on, lines, PoolPolicy::LfuDecay, check, Planner::Device);
+        CHECK(generate(weights, on, sequences, tokens) == resident);
+        CHECK(weights.pools->counters().misses > 0);
+        CHECK(weights.pools->copies().total_bytes > 0);
+      }
+    }
+  }
+  const Weights weights = pooled_weights(on, 2, PoolPolicy::LfuDecay, false, Planner::Device);
+  CHECK(generate(weights, on, 2, 16, 20, 7, 3) == generate(tiny_weights(on), on, 2, 16, 20, 7));
+  CHECK(weights.pools->copies().in_place > 0);
+  // Prompts that stream lie between rounds that are planned on the device.
+  const Generated streamed = generate(tiny_weights(on), on, 2, 12, 100, 24);
+  for (int turn = 0; turn < 2; ++turn) CHECK(generate(weights, on, 2, 12, 100, 24) == streamed);
+  CHECK(weights.pools->streamed().forwards == 8);
 }
 
 void foreign_line_is_found(On on) {
@@ -210,6 +318,24 @@ TEST_CASE("offload: pools that start warm give the bits of cold ones, whatever t
 TEST_CASE("cuda: pools that start warm give the bits of cold ones, whatever the counts") {
   if (no_gpu()) return;
   warm_equals_cold(On::Cuda);
+}
+
+TEST_CASE("offload: plans on the device leave the host's keys, lines and counts after every round") {
+  planners_agree(On::Cpu, 8);
+}
+
+TEST_CASE("cuda: plans on the device leave the host's keys, lines and counts over recorded rounds") {
+  if (no_gpu()) return;
+  planners_agree(On::Cuda, 300);
+}
+
+TEST_CASE("offload: rounds planned on the device give the bits of resident experts, drafted and after streams too") {
+  device_planned_equals_resident(On::Cpu, 10);
+}
+
+TEST_CASE("cuda: rounds planned on the device give the bits of resident experts, drafted and after streams too") {
+  if (no_gpu()) return;
+  device_planned_equals_resident(On::Cuda, 128);
 }
 
 TEST_CASE("offload: a line that holds another expert is found by its canary") { foreign_line_is_found(On::Cpu); }

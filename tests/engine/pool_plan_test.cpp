@@ -2,8 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include "kernels/expert_planner.h"
 #include "libcore/engine/expert_identity.h"
-#include "libcore/engine/expert_planner.h"
 #include "libcore/format/checkpoint.h"
 #include "libcore/format/synthetic_source.h"
 

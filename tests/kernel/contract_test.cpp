@@ -11,6 +11,7 @@
 
 #include "kernels/contract/entry_tools.h"
 #include "kernels/contract/exl3_math.h"
+#include "kernels/contract/lanes.h"
 #include "kernels/error.h"
 #include "kernels/float16.h"
 
@@ -236,6 +237,23 @@ TEST_CASE("contract: directed rows of an EXL3 layer show the order of the splits
     differ += y != other ? 1 : 0;
   }
   CHECK(differ > 4);
+}
+
+TEST_CASE("contract: lanes name slots that their states have, for every number of rows and trials") {
+  for (int64_t rows = 1; rows <= kMostRowsAlone + 2; ++rows)
+    for (int64_t trials = 0; trials <= 3; ++trials) {
+      Problem problem{rows, {{"trials", trials}}, {}};
+      add_lanes(problem, rows);
+      CAPTURE(rows);
+      CAPTURE(trials);
+      int64_t found = 0;
+      for (const Lane& lane : lanes_of(problem)) {
+        CHECK(lane.slot >= 0);
+        CHECK(lane.slot < lane_slots(rows));
+        found += lane.rows;
+      }
+      CHECK(found == rows);
+    }
 }
 
 TEST_CASE("contract: every launch function of kernels/cuda has a record, or is part of one that has") {

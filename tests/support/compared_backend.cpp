@@ -173,6 +173,13 @@ class Compared : public ComparedBackend {
   void serve(Stream& s, ExpertBank& bank, std::span<const ServedExpert> served) override {
     device_.serve(s, *static_cast<TwoBanks&>(bank).device, served);
   }
+  void plan_experts(Stream& s, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids, View state,
+                    View lines) override {
+    device_.plan_experts(s, *static_cast<TwoBanks&>(bank).device, options, k, ids, state, lines);
+  }
+  void fill_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines) override {
+    device_.fill_planned(s, *static_cast<TwoBanks&>(bank).device, options, state, lines);
+  }
   void check_served(Stream& s, const ExpertBank& bank) override {
     device_.check_served(s, *static_cast<const TwoBanks&>(bank).device);
   }

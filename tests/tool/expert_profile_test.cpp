@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "libcore/engine/expert_planner.h"
+#include "kernels/expert_planner.h"
 #include "libcore/engine/expert_profile.h"
 #include "tests/support/routing.h"
 #include "tests/support/run_tool.h"

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -32,9 +31,11 @@ RunResult parity(std::vector<std::string> more) {
   return run_command(command("fnx-tp-parity", more));
 }
 
+// Nothing when the file's process ends meanwhile; an iterator would throw then.
 std::string text_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream out;
+  out << std::ifstream(file, std::ios::binary).rdbuf();
+  return out.str();
 }
 
 // CPU seconds of a process so far.
@@ -103,6 +104,33 @@ TEST_CASE("ranks: fnx-tp-parity finds two and four ranks equal to one, and each 
     }
     CHECK(next == 32);
   }
+}
+
+TEST_CASE("ranks: fnx-tp-parity finds ranks that offload their experts equal to one rank that offloads none") {
+  const RunResult run = parity({"--expert-lines", "3", "--check-lines", "--slots", "--sequences", "2"});
+  CAPTURE(run.err);
+  CHECK(run.exit_code == 0);
+  CHECK(run.out.find("different") == std::string::npos);
+  const Json receipt = read_receipt(run, "fnx-tp-parity");
+  for (const Json& cell : receipt["result"]["cells"]) {
+    CHECK(cell["runs"].size() == 8);
+    CHECK(cell["comparisons"].size() == 10);
+    for (const Json& c : cell["comparisons"]) CHECK(c["outcome"] == "equal");
+  }
+  for (const Json& rank : receipt["evidence"]["ranks"])
+    for (const char* side : {"tp1-offloaded", "tp2-offloaded"}) {
+      const Json& pools = rank["evidence"]["expert_pools"][side];
+      CHECK(pools["lines"] == 3);
+      CHECK(pools["misses"] > 0);
+      CHECK(pools["touches"] == pools["hits"].get<uint64_t>() + pools["misses"].get<uint64_t>());
+    }
+}
+
+TEST_CASE("ranks: a planted fault in the exchange of offloaded experts makes fnx-tp-parity exit 1") {
+  const RunResult run =
+      parity({"--expert-lines", "3", "--plant", "order", "--slots", "--sequences", "1", "--modes", "greedy"});
+  CHECK(run.exit_code == 1);
+  CHECK(run.out.find("tp1 first = tp2-offloaded first                 different: expert output") != std::string::npos);
 }
 
 TEST_CASE("ranks: fnx-tp-parity exits 1 and names the first wrong number for every planted fault") {
@@ -175,27 +203,61 @@ TEST_CASE("ranks: fnx-generate gives one rank's answers when prompts go on from 
   CHECK(outs[0] == outs[1]);
 }
 
-TEST_CASE(
-    "ranks: drafts and expert lines on several ranks are refused by name, and the defaults say that they are off") {
-  const auto generate = [](std::vector<std::string> more) {
-    more.insert(more.end(), {"--tp", "2", "--prompt", "a", "--max-tokens", "2"});
-    return run_command(command("fnx-generate", more));
-  };
-  const std::pair<const char*, const char*> refusals[] = {{"--draft", "--draft off"},
-                                                          {"--expert-lines", "--expert-lines auto, or --tp 1"}};
-  for (const auto& [flag, way_out] : refusals) {
-    const RunResult run = generate({flag, "2"});
+TEST_CASE("ranks: fnx-generate on ranks that start warm from profiles of their own gives one rank's answer") {
+  const TempDir folder;
+  std::string prompt = "5";
+  for (int i = 0; i < 79; ++i) prompt += "," + std::to_string(i);
+  const auto generate = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--token-ids", prompt, "--max-tokens", "6", "--ignore-eos", "--draft", "off"});
+    const RunResult run = run_command(command("fnx-generate", more));
     CAPTURE(run.err);
-    CHECK(run.exit_code == 4);
-    CHECK(run.err.find(std::string(flag) + " 2: several ranks") != std::string::npos);
-    CHECK(run.err.find(way_out) != std::string::npos);
+    REQUIRE(run.exit_code == 0);
+    return run;
+  };
+  const RunResult one = generate({});
+  for (const bool warm : {false, true}) {
+    const RunResult two =
+        generate({"--tp", "2", "--expert-lines", "4", "--check-lines", "--profile-dir", (folder / "p").string()});
+    CHECK(two.out == one.out);
+    const Json ranks = read_receipt(two, "fnx-generate")["evidence"]["ranks"];
+    REQUIRE(ranks.size() == 2);
+    for (const Json& rank : ranks) {
+      const Json& pools = rank["evidence"]["expert_pools"];
+      CHECK(pools["streamed"]["forwards"] == 1);
+      CHECK(pools["misses"] > 0);
+      CHECK(pools["warm_start"]["copies"] == (warm ? 2 : 1) * 8 * 4);  // after the prompt too
+      CHECK(rank["effective"]["profile"]["value"].get<std::string>().find(
+                "rank" + std::to_string(rank["rank"].get<int>()) + "of2") != std::string::npos);
+    }
+    CHECK(ranks[0]["evidence"]["expert_pools"]["touches"] != ranks[1]["evidence"]["expert_pools"]["touches"]);
   }
-  const RunResult run = generate({});
-  CHECK(run.exit_code == 0);
-  const Json effective = read_receipt(run, "fnx-generate")["effective"];
-  CHECK(effective["draft"]["value"] == "off");
-  CHECK(effective["draft"]["source"] == "default: several ranks do not draft yet");
-  CHECK(effective["expert_lines"]["value"] == 0);
+}
+
+TEST_CASE("ranks: more lines than a rank has experts are refused by number") {
+  const RunResult run =
+      run_command(command("fnx-generate", {"--expert-lines", "17", "--tp", "2", "--prompt", "a", "--max-tokens", "2"}));
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("give auto or 1 to 16, the experts of a layer on a rank") != std::string::npos);
+}
+
+TEST_CASE("ranks: fnx-generate drafts on two ranks and gives the plain answer of one") {
+  const auto generate = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--prompt", "The capital of", "--max-tokens", "24", "--ignore-eos"});
+    const RunResult run = run_command(command("fnx-generate", more));
+    CAPTURE(run.err);
+    REQUIRE(run.exit_code == 0);
+    return run;
+  };
+  const RunResult plain = generate({"--draft", "off"});
+  for (const char* draft : {"auto", "3"}) {
+    const RunResult run = generate({"--draft", draft, "--tp", "2", "--expert-lines", "5"});
+    CHECK(run.out == plain.out);
+    const Json ranks = read_receipt(run, "fnx-generate")["evidence"]["ranks"];
+    REQUIRE(ranks.size() == 2);
+    CHECK(ranks[0]["evidence"]["drafted_tokens"] > 0);
+    for (const char* count : {"drafted_tokens", "kept_drafts", "rounds_by_draft_depth"})
+      CHECK(ranks[0]["evidence"][count] == ranks[1]["evidence"][count]);
+  }
 }
 
 TEST_CASE("ranks: rank 0 ends with code 5 within ten seconds when rank 1 is killed at load, in a prompt, in decoding") {

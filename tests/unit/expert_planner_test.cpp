@@ -1,4 +1,4 @@
-#include "libcore/engine/expert_planner.h"
+#include "kernels/expert_planner.h"
 
 #include <doctest/doctest.h>
 

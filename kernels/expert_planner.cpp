@@ -1,9 +1,8 @@
-#include "libcore/engine/expert_planner.h"
-
-#include <fmt/format.h>
+#include "kernels/expert_planner.h"
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <tuple>
 
 #include "kernels/error.h"
@@ -30,18 +29,21 @@ PoolCounters& PoolCounters::operator+=(const PoolCounters& o) {
 void PoolCounters::check() const {
   const uint64_t demand = fills_by_kind[static_cast<size_t>(FillKind::Demand)];
   const uint64_t sum = std::accumulate(fills_by_kind.begin(), fills_by_kind.end(), uint64_t{0});
-  if (touches != hits + misses) bug(fmt::format("{} touches are not {} hits and {} misses", touches, hits, misses));
-  if (demand != misses) bug(fmt::format("{} demand fills for {} misses", demand, misses));
-  if (sum != fills) bug(fmt::format("{} fills, their kinds sum to {}", fills, sum));
+  if (touches != hits + misses)
+    bug(std::to_string(touches) + " touches are not " + std::to_string(hits) + " hits and " + std::to_string(misses) +
+        " misses");
+  if (demand != misses) bug(std::to_string(demand) + " demand fills for " + std::to_string(misses) + " misses");
+  if (sum != fills) bug(std::to_string(fills) + " fills, their kinds sum to " + std::to_string(sum));
   if (fills != evictions + resident)
-    bug(fmt::format("{} fills are not {} evictions and {} resident experts", fills, evictions, resident));
+    bug(std::to_string(fills) + " fills are not " + std::to_string(evictions) + " evictions and " +
+        std::to_string(resident) + " resident experts");
 }
 
 std::vector<int32_t> distinct_experts(std::span<const int32_t> ids, int32_t experts) {
   std::vector<int32_t> out;
   std::vector<char> seen(static_cast<size_t>(experts), 0);
   for (const int32_t id : ids) {
-    if (id < 0 || id >= experts) bug(fmt::format("expert {} of {}", id, experts));
+    if (id < 0 || id >= experts) bug("expert " + std::to_string(id) + " of " + std::to_string(experts));
     if (!seen[id]) out.push_back(id);
     seen[id] = 1;
   }
@@ -50,11 +52,13 @@ std::vector<int32_t> distinct_experts(std::span<const int32_t> ids, int32_t expe
 
 ExpertPlanner::ExpertPlanner(const PoolOptions& options) : options_(options) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorKind::Usage, what); };
-  if (options.experts < 1) refuse(fmt::format("an expert pool of a layer with {} experts", options.experts));
+  if (options.experts < 1) refuse("an expert pool of a layer with " + std::to_string(options.experts) + " experts");
   if (options.lines < 1 || options.lines > options.experts)
-    refuse(fmt::format("{} expert lines a layer: give 1 to {}, the layer's experts", options.lines, options.experts));
+    refuse(std::to_string(options.lines) + " expert lines a layer: give 1 to " + std::to_string(options.experts) +
+           ", the layer's experts");
   if (options.decay_touches < 1 || options.decay_touches > kMostDecayTouches)
-    refuse(fmt::format("{} touches between two decays: give 1 to {}", options.decay_touches, kMostDecayTouches));
+    refuse(std::to_string(options.decay_touches) + " touches between two decays: give 1 to " +
+           std::to_string(kMostDecayTouches));
   const auto experts = static_cast<size_t>(options.experts);
   line_of_.assign(experts, -1);
   expert_of_.assign(static_cast<size_t>(options.lines), -1);
@@ -105,8 +109,8 @@ void ExpertPlanner::touch(std::span<const int32_t> request) {
 std::vector<Wave> ExpertPlanner::plan(std::span<const int32_t> request) {
   ++round_;
   for (const int32_t e : request) {
-    if (e < 0 || e >= options_.experts) bug(fmt::format("expert {} of {}", e, options_.experts));
-    if (protected_[e] == round_) bug(fmt::format("a request names expert {} twice", e));
+    if (e < 0 || e >= options_.experts) bug("expert " + std::to_string(e) + " of " + std::to_string(options_.experts));
+    if (protected_[e] == round_) bug("a request names expert " + std::to_string(e) + " twice");
     protect(e);
   }
   touch(request);
@@ -145,7 +149,7 @@ std::vector<Wave> ExpertPlanner::plan(std::span<const int32_t> request) {
 std::vector<Placement> ExpertPlanner::prefetch(std::span<const int32_t> experts, FillKind kind) {
   ++round_;
   for (const int32_t e : experts) {
-    if (e < 0 || e >= options_.experts) bug(fmt::format("expert {} of {}", e, options_.experts));
+    if (e < 0 || e >= options_.experts) bug("expert " + std::to_string(e) + " of " + std::to_string(options_.experts));
     protect(e);
   }
   std::vector<Placement> fills;
@@ -161,8 +165,8 @@ std::vector<Placement> ExpertPlanner::prefetch(std::span<const int32_t> experts,
 
 std::vector<Placement> ExpertPlanner::warm_start(std::span<const uint64_t> heat) {
   if (static_cast<int64_t>(heat.size()) != options_.experts)
-    bug(fmt::format("heat of {} experts for a layer of {}", heat.size(), options_.experts));
-  if (counters_.resident != 0) bug(fmt::format("a warm start over {} resident experts", counters_.resident));
+    bug("heat of " + std::to_string(heat.size()) + " experts for a layer of " + std::to_string(options_.experts));
+  if (counters_.resident != 0) bug("a warm start over " + std::to_string(counters_.resident) + " resident experts");
   unsigned __int128 sum = 0;
   for (const uint64_t h : heat) sum += h;
   const uint64_t window = uint64_t{options_.decay_touches} * kTouchWeight;
@@ -192,6 +196,32 @@ void ExpertPlanner::reset() {
   std::fill(count_.begin(), count_.end(), 0);
   std::fill(touched_.begin(), touched_.end(), 0);
   clock_ = since_decay_ = 0;
+}
+
+void ExpertPlanner::store(const PoolState& to) const {
+  const PoolCounters& c = counters_;
+  PoolWords& w = *to.words;
+  w.clock = clock_, w.since_decay = since_decay_;
+  w.requests = c.requests, w.waves = c.waves, w.touches = c.touches, w.hits = c.hits, w.misses = c.misses;
+  w.fills = c.fills, w.evictions = c.evictions, w.resident = c.resident;
+  std::copy(c.fills_by_kind.begin(), c.fills_by_kind.end(), w.fills_by_kind);
+  std::copy(count_.begin(), count_.end(), to.count);
+  std::copy(touched_.begin(), touched_.end(), to.touched);
+  std::copy(line_of_.begin(), line_of_.end(), to.line_of);
+  std::copy(expert_of_.begin(), expert_of_.end(), to.expert_of);
+}
+
+void ExpertPlanner::load(const PoolState& from) {
+  const PoolWords& w = *from.words;
+  clock_ = w.clock, since_decay_ = w.since_decay;
+  PoolCounters& c = counters_;
+  c.requests = w.requests, c.waves = w.waves, c.touches = w.touches, c.hits = w.hits, c.misses = w.misses;
+  c.fills = w.fills, c.evictions = w.evictions, c.resident = w.resident;
+  std::copy_n(w.fills_by_kind, kFillKinds, c.fills_by_kind.begin());
+  std::copy_n(from.count, count_.size(), count_.begin());
+  std::copy_n(from.touched, touched_.size(), touched_.begin());
+  std::copy_n(from.line_of, line_of_.size(), line_of_.begin());
+  std::copy_n(from.expert_of, expert_of_.size(), expert_of_.begin());
 }
 
 void ExpertPlanner::clear() {

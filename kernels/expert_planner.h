@@ -16,6 +16,11 @@
 //
 // A request of at most L experts is one wave; a pool of any size from one line up serves every request, and each miss
 // is filled exactly once. Nothing here waits: a line may be filled only after the event of its last reader.
+//
+// Waves are how a host serves a request while lines change hands. A device plans the whole request, all waves, and then
+// carries it out at once: an expert that has a line now and had none, or another, before is copied; what was chosen and
+// has no line at the end is read where the bank keeps it. The state is the same; a miss that a later wave drove out is
+// never copied.
 #pragma once
 
 #include <array>
@@ -23,6 +28,8 @@
 #include <span>
 #include <string_view>
 #include <vector>
+
+#include "kernels/pool_state.h"
 
 namespace fnx {
 
@@ -95,6 +102,11 @@ class ExpertPlanner {
   void clear();
   // Empties every line and forgets the keys. Counters stay.
   void reset();
+
+  // Everything above to a state of as many experts and lines, and back. Heat, copies and what is counted of plans on a
+  // device are no part of it.
+  void store(const PoolState& to) const;
+  void load(const PoolState& from);
 
   int32_t line_of(int32_t expert) const { return line_of_[expert]; }   // -1: not resident
   int32_t expert_of(int32_t line) const { return expert_of_[line]; }   // -1: empty

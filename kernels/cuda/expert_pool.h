@@ -1,0 +1,44 @@
+// Pools of offloaded experts whose state is in device memory: plans by the rule of kernels/expert_planner.h, and the
+// copies that they list, from host memory that the device reads.
+#pragma once
+
+#include "kernels/cuda/exl3_experts.h"
+#include "kernels/cuda/stream.h"
+#include "kernels/pool_state.h"
+
+namespace fnx::cuda {
+
+// Where a pooled expert is kept: gate at `home`, the others at these offsets.
+struct PooledExpert {
+  const std::byte* home = nullptr;      // 16-byte aligned
+  int64_t up = 0, down = 0, bytes = 0;  // bytes: of all of it, a multiple of 16
+};
+
+// Counts, clock, lines and totals as ExpertPlanner::plan leaves them; heat of every choice; the copies, lines
+// ascending; the table's trellis addresses of experts that lost or got a line. Choices outside [first, first + experts)
+// are no part of the request, those outside [0, all) no heat. Domain: 1 <= lines <= experts <= 1024, rows * k up to
+// 65536.
+struct PlanExpertsParams {
+  PoolState state;
+  bool counts = true;  // keys of lfu-decay; else of lru
+  uint32_t decay_touches = 1;
+  const int32_t* ids = nullptr;  // [rows, columns]: the first k of a row are its choice
+  int64_t rows = 0, columns = 0, k = 0;
+  int64_t first = 0;                    // id of the state's expert 0
+  const PooledExpert* homes = nullptr;  // [experts]
+  Exl3Expert* table = nullptr;          // [experts]
+  std::byte* lines = nullptr;           // [lines, line_bytes]
+  int64_t line_bytes = 0;
+};
+void plan_experts(const PlanExpertsParams& p, cudaStream_t stream);
+
+// lines[l] = the expert's bytes, for every copy that the last plan listed; counts what it copied.
+struct FillPlannedParams {
+  PoolState state;
+  const PooledExpert* homes = nullptr;
+  std::byte* lines = nullptr;  // 16-byte aligned, as line_bytes
+  int64_t line_bytes = 0;
+};
+void fill_planned(const FillPlannedParams& p, cudaStream_t stream);
+
+}  // namespace fnx::cuda

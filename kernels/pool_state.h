@@ -1,0 +1,50 @@
+// The state of one expert pool as one run of bytes, the same in host and in device memory: what ExpertPlanner keeps,
+// and what Backend::plan_experts says to Backend::fill_planned and counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fnx {
+
+struct PoolWords {
+  uint64_t clock, since_decay;
+  uint64_t requests, waves, touches, hits, misses, fills, evictions, resident, fills_by_kind[4];  // as PoolCounters
+  // Of plans on a device alone, since their words were last zero.
+  uint64_t placed, placed_bytes;      // experts that a plan wants copied to a line
+  uint64_t in_place, in_place_bytes;  // experts that were chosen and have no line after the plan
+  uint64_t copied_bytes;              // as they were copied
+};
+
+// Arrays inside a run of bytes(), which is 8-byte aligned. `experts` are the pooled ones of a bank of `all`.
+struct PoolState {
+  int32_t experts = 0, lines = 0, all = 0;
+  PoolWords* words = nullptr;
+  uint64_t* touched = nullptr;    // [experts]
+  uint64_t* heat = nullptr;       // [all]: choices of rows
+  uint32_t* count = nullptr;      // [experts]
+  int32_t* line_of = nullptr;     // [experts]
+  int32_t* fills = nullptr;       // [lines, 2]: line and expert of each copy of the last plan; 8-byte aligned
+  int32_t* fill_count = nullptr;  // [2], the second unused
+  int32_t* expert_of = nullptr;   // [lines]
+
+  static constexpr size_t bytes(int64_t experts, int64_t lines, int64_t all) {
+    const int64_t need = static_cast<int64_t>(sizeof(PoolWords)) + 16 * experts + 8 * all + 12 * lines + 8;
+    return static_cast<size_t>((need + 255) / 256 * 256);
+  }
+  static PoolState at(std::byte* data, int64_t experts, int64_t lines, int64_t all) {
+    PoolState s;
+    s.experts = static_cast<int32_t>(experts), s.lines = static_cast<int32_t>(lines), s.all = static_cast<int32_t>(all);
+    s.words = reinterpret_cast<PoolWords*>(data);
+    s.touched = reinterpret_cast<uint64_t*>(data + sizeof(PoolWords));
+    s.heat = s.touched + experts;
+    s.count = reinterpret_cast<uint32_t*>(s.heat + all);
+    s.line_of = reinterpret_cast<int32_t*>(s.count + experts);
+    s.fills = s.line_of + experts;
+    s.fill_count = s.fills + 2 * lines;
+    s.expert_of = s.fill_count + 2;
+    return s;
+  }
+};
+
+}  // namespace fnx
