@@ -52,13 +52,13 @@ double DraftPolicy::tokens(size_t stream, int32_t depth) const {
 }
 
 // One that was not seen yet waits as long as its neighbour.
-DraftPolicy::Width& DraftPolicy::width(size_t streams) {
+DraftPolicy::Width DraftPolicy::width(size_t streams) const {
   const auto after = widths_.lower_bound(streams);
   if (after != widths_.end() && after->first == streams) return after->second;
   Width w;
   const auto near = after != widths_.end() ? after : widths_.empty() ? after : std::prev(after);
   if (near != widths_.end() && near->second.wait > 0) w.wait = near->second.wait, w.next_wait = near->second.next_wait;
-  return widths_.emplace(streams, w).first->second;
+  return w;
 }
 
 int32_t DraftPolicy::best(const Width& width, std::span<const size_t> streams, double* gain) const {
@@ -74,9 +74,9 @@ int32_t DraftPolicy::best(const Width& width, std::span<const size_t> streams, d
   return depth;
 }
 
-int32_t DraftPolicy::decide(std::span<const size_t> streams) {
+int32_t DraftPolicy::decide(std::span<const size_t> streams) const {
   if (options_.most == 0 || options_.fixed || streams.empty()) return streams.empty() ? 0 : options_.most;
-  const Width& w = width(streams.size());
+  const Width w = width(streams.size());
   if (w.plain_due > 0 || w.wait > 0) return 0;
   double gain = 0;
   return best(w, streams, &gain);
@@ -91,7 +91,7 @@ void DraftPolicy::observe(const DraftRound& round) {
     everyone_.add(s);
   }
   if (options_.fixed || options_.most == 0 || ids.empty()) return;
-  Width& w = width(ids.size());
+  Width& w = widths_.try_emplace(ids.size(), width(ids.size())).first->second;
   Times& times = w.depth[static_cast<size_t>(round.depth)];
   // The first round of a kind pays for what later ones find ready, and one behind another depth for the change.
   if (times.seen == 1) times.ns.clear();

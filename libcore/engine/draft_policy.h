@@ -37,7 +37,7 @@ class DraftPolicy {
   explicit DraftPolicy(const DraftOptions& options) : options_(options) {}
 
   // Depth of the next round of these streams.
-  int32_t decide(std::span<const size_t> streams);
+  int32_t decide(std::span<const size_t> streams) const;
   void observe(const DraftRound& round);
   // The number may be that of another stream from now on; what is known of all streams stays.
   void forget(size_t stream) { streams_.erase(stream); }
@@ -64,7 +64,7 @@ class DraftPolicy {
     std::array<double, kMostDrafts> reached{}, kept{};
     void add(const DraftRound::Stream& round);
   };
-  Width& width(size_t streams);
+  Width width(size_t streams) const;
   double tokens(size_t stream, int32_t depth) const;  // expected of a round
   int32_t best(const Width& width, std::span<const size_t> streams, double* gain) const;
 
