@@ -204,7 +204,7 @@ void time_qsa(int64_t rows, int64_t context) {
     cuda(cudaMemcpy(index_keys + i * index_cache, pooled.data(), index_cache * 4, cudaMemcpyHostToDevice), "upload");
   raw.zero();
   Device<int32_t> selected(chosen), table(pages_of), lane_table(lanes_of(rows, prompt, start));
-  cuda::QsaShape shape{rows, heads, kv, dim, ih, 128, 4, blocks, 64, page, pages, table, {lane_table, lanes}};
+  cuda::QsaShape shape{rows, heads, kv, dim, ih, 128, 4, blocks, 64, page, pages, table, table, {lane_table, lanes}};
   Device<float> partials(cuda::qsa_partials(shape));
   const auto pages_at = [&](int i) {
     return cuda::QsaCache{
