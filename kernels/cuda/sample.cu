@@ -296,7 +296,8 @@ __device__ int id_at(const Row<kThreads>& row, uint32_t rank, int index, Shared&
 
 // blockIdx: block of the row's cluster, row.
 template <int kThreads>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1024 / kThreads)
+    draw_kernel(SampleLaunch p) {
   __shared__ Shared shared;
   wait_previous();
   const SampleRow s = p.rows[blockIdx.y];
