@@ -260,6 +260,8 @@ class Backend {
   virtual void clear(Stream&, View dst) = 0;
   // to[i] = from[ids[i]]; rows of ids below 0 stay. ids I32 [R], rows of a multiple of 4 bytes, from is not to.
   virtual void gather(Stream&, View ids, View from, View to) = 0;
+  // to[ids[i]] = from[i], likewise; ids that are not below 0 differ.
+  virtual void scatter(Stream&, View ids, View from, View to) = 0;
 
   // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies,
   // H].

@@ -64,6 +64,12 @@ void CudaBackend::gather(Stream& stream, View ids, View from, View to) {
   if (s.running()) move_rows({i32(ids), from.data, to.data, ids.size(), bytes, false}, s.handle());
 }
 
+void CudaBackend::scatter(Stream& stream, View ids, View from, View to) {
+  BackendStream& s = of(stream);
+  const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
+  if (s.running()) move_rows({i32(ids), from.data, to.data, ids.size(), bytes, true}, s.handle());
+}
+
 void CudaBackend::embed(Stream& stream, View tokens, View table, View out) {
   BackendStream& s = of(stream);
   if (s.running())

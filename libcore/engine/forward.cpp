@@ -6,7 +6,7 @@
 
 namespace fnx {
 
-void Engine::launch_forward(const Probe& probe) {
+void Engine::launch_trunk(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
@@ -22,7 +22,13 @@ void Engine::launch_forward(const Probe& probe) {
   }
   complete(lacking, stack);
   if (probe) probe(c.layers(), stack);
-  if (has_draft_head() && weights_.mtp) absorb_drafts();
+}
+
+void Engine::launch_absorption() {
+  if (!has_draft_head() || !weights_.mtp) return;
+  gather_draft_stacks();
+  backend_.scatter(*stream_, in_.keep.device, a_.stack.rows(0, batch_.rows), state_.last_stacks());
+  absorb_drafts();
 }
 
 void Engine::complete(Injection& lacking, const View& stack) {
@@ -155,15 +161,16 @@ void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {
   backend_.ple_mix(*stream_, ple.ops, batch_, key, value, state_.ple(index), stack);
 }
 
+void Engine::gather_draft_stacks() {
+  const View stacks = a_.gather.rows(0, draft_batch_.rows);
+  if (draft_batch_.rows == 0) return;
+  backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
+  backend_.gather(*stream_, in_.from_stack.device, a_.stack, stacks);
+}
+
 void Engine::absorb_drafts() {
   const int64_t R = draft_batch_.rows;
-  const View stacks = a_.gather.rows(0, R), trunk = a_.stack.rows(0, batch_.rows);
-  if (R > 0) {
-    backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
-    backend_.gather(*stream_, in_.from_stack.device, trunk, stacks);
-  }
-  backend_.gather(*stream_, in_.keep.device, trunk, state_.last_stacks());
-  if (R > 0) run_draft_head(in_.draft_tokens.device, stacks, draft_batch_, a_.draft_stack.rows(0, R));
+  if (R > 0) run_draft_head(in_.draft_tokens.device, a_.gather.rows(0, R), draft_batch_, a_.draft_stack.rows(0, R));
 }
 
 void Engine::run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out) {

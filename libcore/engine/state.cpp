@@ -212,7 +212,7 @@ void StatePool::each_part(int32_t slot, const std::function<void(const View&)>& 
     }
   for (const View& v : ple_)
     if (v.size() > 0) rows_of(v, 0, v.shape[1] - options_.trials);
-  if (last_stack_) part(last_stack_.rows(slot * waiting_rows(), 1));
+  if (last_stack_) part(last_stack_.rows(stack_place(slot, std::max<int64_t>(1, length(slot)) - 1), 1));
   for (size_t i = 0; i < kv_.size(); ++i) {
     const KvCache& kv = kv_[i];
     if (!kv.keys) continue;

@@ -107,9 +107,11 @@ class StatePool {
   const KvCache& kv(int64_t layer) const { return kv_[layer]; }
   const KvCache& draft_kv() const { return kv_.back(); }
   View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation + trials, n * H]
-  // F32 [slots * waiting_rows(), n, H]: stacks of rows that wait for the draft head, and that of the last row first
-  // when none but that waits.
+  // F32 [slots * waiting_rows(), n, H]: stacks of the last rows of each slot, at stack_place().
   View last_stacks() const { return last_stack_; }
+  int32_t stack_place(int32_t slot, int64_t position) const {
+    return static_cast<int32_t>(slot * waiting_rows() + position % waiting_rows());
+  }
 
   // Every byte that defines the sequence, in one order that does not depend on where its pages lie. Its states must not
   // lag.
@@ -121,7 +123,7 @@ class StatePool {
   int32_t restore(const Snapshot& snapshot);
 
  private:
-  static constexpr int64_t kMostWaiting = kInPlaceRows;
+  static constexpr int64_t kMostWaiting = 128;
   struct Sequence {
     bool open = false;
     std::vector<int32_t> tokens;

@@ -72,6 +72,11 @@ class Compared : public ComparedBackend {
         s, "gather", [&] { device_.gather(s, ids, from, to); }, {to},
         [&] { cpu_.gather(*cpu_stream_, host(ids), host(from), host(to)); });
   }
+  void scatter(Stream& s, View ids, View from, View to) override {
+    run(
+        s, "scatter", [&] { device_.scatter(s, ids, from, to); }, {to},
+        [&] { cpu_.scatter(*cpu_stream_, host(ids), host(from), host(to)); });
+  }
   void embed(Stream& s, View tokens, View table, View out) override {
     run(
         s, "embed", [&] { device_.embed(s, tokens, table, out); }, {out},
