@@ -97,6 +97,28 @@ void tier_changes_nothing(On on, DType kv) {
   }
 }
 
+// With experts in host memory too, planned on either side; rounds planned on a device are recorded.
+void tier_beside_pools(On on) {
+  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 300, 90, 20);
+  const DType kv = backend_on(on).kv_dtype();
+  for (const int32_t drafts : {0, 3}) {
+    const Outcome resident = run(tiny_weights(on), backend_on(on), kv, requests, {0, 3, 40, drafts});
+    for (const Planner planner : {Planner::Host, Planner::Device}) {
+      CAPTURE(static_cast<int>(planner));
+      LoadOptions load;
+      load.pools.lines = 12, load.pools.planner = planner;
+      const Weights weights = Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")),
+                                            backend_on(on), load);
+      const bool graphs = on == On::Cuda && planner == Planner::Device;
+      const Outcome tiered = run(weights, backend_on(on), kv, requests, {128, 3, 40, drafts, false, graphs});
+      check_same(tiered, resident);
+      CHECK(weights.pools->counters().misses > 0);
+      CHECK(tiered.traffic.rows_in_place > 0);
+      CHECK((tiered.graphs.replays > 0) == graphs);
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("page_tier: tokens, logits and states are those of resident pages, with drafts, reuse and any chunk size") {
@@ -109,6 +131,13 @@ TEST_CASE("page_tier: the same holds with BF16 keys and values") {
     return run(tiny_weights(), cpu_backend(), DType::BF16, requests, {device_tokens, 3, 40});
   };
   check_same(with(64), with(0));
+}
+
+TEST_CASE("page_tier: the same holds with experts in host memory") { tier_beside_pools(On::Cpu); }
+
+TEST_CASE("cuda: pages in host memory beside experts there give the bits of resident ones, recorded too") {
+  if (no_gpu()) return;
+  tier_beside_pools(On::Cuda);
 }
 
 TEST_CASE("cuda: pages in host memory give tokens, logits and states of resident ones") {
