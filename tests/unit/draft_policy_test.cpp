@@ -130,3 +130,21 @@ TEST_CASE("draft_policy: the same rounds lead to the same decisions") {
     again.observe(round);
   }
 }
+
+TEST_CASE("draft_policy: a trial whose rounds record is judged by those that do not, and ends where all do") {
+  const std::vector<size_t> ids{0};
+  const auto tried = [&](int recording) {
+    DraftPolicy policy({1, false});
+    int rounds = 0;
+    for (int r = 0; r < 40; ++r) {
+      const int32_t depth = policy.decide(ids);
+      const bool recorded = depth > 0 && rounds < recording;
+      rounds += depth;
+      policy.observe({depth, {{0, depth, depth}}, depth == 0 ? 1e6 : recorded ? 4e6 : 1.3e6, recorded});
+    }
+    return rounds;
+  };
+  CHECK(tried(0) > 30);
+  CHECK(tried(3) > 30);
+  CHECK(tried(40) < 25);
+}
