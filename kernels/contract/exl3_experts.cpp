@@ -103,7 +103,7 @@ class ExpertsKernel : public Kernel {
     record_.operation = "experts";
     if (!many) {
       record_.symbols.push_back({"exl3_gate_up_few_kernel", 256, 64, 48 * 1024, 0, kSpill});
-      record_.symbols.push_back({"exl3_down_few_kernel", 256, 64, 48 * 1024, 0, 0});
+      record_.symbols.push_back({"exl3_down_few_kernel", 256, 64, 48 * 1024, 0, kSpill});
     }
     for (const char* name : {"exl3_gate_up_many_kernel", "exl3_down_many_kernel"})
       record_.symbols.push_back({name, 128, 255, 0, kSharedLimit, 192});

@@ -181,6 +181,7 @@ ExpertArgs make_args(const Exl3Experts& p, const Workspace& w) {
   a.hidden = p.hidden, a.width = p.width, a.pairs = p.rows * p.slots_per_row;
   a.experts = static_cast<int>(p.experts), a.slots_per_row = static_cast<int>(p.slots_per_row), a.x = p.x;
   a.gate_splits = gate_splits(p), a.down_splits = down_splits(p);
+  a.gate_begins = split_begins(p.hidden, a.gate_splits), a.down_begins = split_begins(p.width, a.down_splits);
   a.gate_exchange = reinterpret_cast<uint32_t*>(base);
   a.down_exchange = a.gate_exchange + a.pairs * gate_slots(p);
   a.gate_xh = reinterpret_cast<uint16_t*>(base + w.gate_xh);

@@ -16,6 +16,7 @@ struct ExpertArgs {
   const int32_t* ids;  // [rows * slots_per_row]
   int64_t hidden, width, pairs;
   int experts, slots_per_row, gate_splits, down_splits;
+  SplitBegins gate_begins, down_begins;
   const float* x;           // [pairs / slots_per_row, hidden]
   const uint16_t* gate_xh;  // many: rotated [hidden/16, pairs, 16]
   const uint16_t* up_xh;
@@ -44,43 +45,8 @@ __device__ __forceinline__ const Exl3Expert* find_expert(const ExpertArgs& a, in
   return e->gate.trellis == nullptr ? nullptr : e;
 }
 
-// Chain of a warp's n-tile over k-tiles [begin, end) of a matrix [in, out]. fill(first, tiles) brings the rows of a
-// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`.
-template <exl3::Codebook Book, int Rows, class Ready, class Fill>
-__device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rings, const std::byte* rows, int64_t out,
-                                             int block, int begin, int end, float (&acc)[Rows == 1 ? 1 : Rows / 8][4],
-                                             Ready ready, Fill fill) {
-  const int warp = threadIdx.x / 32;
-  with_width<Book>(m.half_bits, [&]<int HalfBits>() {
-    int lane = threadIdx.x % 32;
-    // Opaque, or what follows from it for every width would be kept through the loops around.
-    if constexpr (Rows > 1) asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    using Chain = TileChain<Book, HalfBits, Rows>;
-    Chain chain(rings + warp * Chain::kRingBytes, m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits),
-                out / 16, end - begin, lane);
-    chain.decode_early();
-    ready();
-    for (int t = begin; t < end; t += kChunkTiles<Rows>) {
-      const int tiles = min(kChunkTiles<Rows>, end - t);
-      __syncthreads();
-      fill(t, tiles);
-      __syncthreads();
-      chain.run(rows, tiles, acc);
-    }
-  });
-  __syncthreads();
-}
-
 // Most pairs of one expert that a block of the many-row kernels takes: when experts have few pairs each, and else.
 inline constexpr int kSmallUnitPairs = 32, kUnitPairs = 96;
-
-// Longest ring of a codebook's widths.
-inline constexpr int kExpertRingBytes = 4096;
-static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingBytes &&
-              TileChain<exl3::Codebook::Mul1, 14, 1>::kRingBytes <= kExpertRingBytes &&
-              TileChain<exl3::Codebook::Mul1, 12, 1>::kRingBytes <= kExpertRingBytes &&
-              TileChain<exl3::Codebook::Mul1, 10, 1>::kRingBytes <= kExpertRingBytes &&
-              TileChain<exl3::Codebook::Mul1, 8, 1>::kRingBytes <= kExpertRingBytes);
 
 // Launch the projections of one codebook; instantiated in the units exl3_experts_*.cu.
 template <exl3::Codebook Book>

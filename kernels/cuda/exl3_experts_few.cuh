@@ -5,6 +5,66 @@
 
 namespace fnx::cuda {
 
+// Longest ring of a codebook's widths.
+inline constexpr int kExpertRingBytes = 4096;
+static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingBytes &&
+              TileChain<exl3::Codebook::Mul1, 14, 1>::kRingBytes <= kExpertRingBytes &&
+              TileChain<exl3::Codebook::Mul1, 12, 1>::kRingBytes <= kExpertRingBytes &&
+              TileChain<exl3::Codebook::Mul1, 10, 1>::kRingBytes <= kExpertRingBytes &&
+              TileChain<exl3::Codebook::Mul1, 8, 1>::kRingBytes <= kExpertRingBytes);
+
+// Chain of a warp's n-tile over k-tiles [begin, end) of a matrix [in, out]. fill(first, tiles) brings the rows of a
+// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`. Early: the first tiles
+// are decoded before that.
+template <exl3::Codebook Book, bool Early, class Ready, class Fill>
+__device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rings, const std::byte* rows, int64_t out,
+                                             int block, int begin, int end, float (&acc)[1][4], Ready ready,
+                                             Fill fill) {
+  const int warp = threadIdx.x / 32;
+  with_width<Book>(m.half_bits, [&]<int HalfBits>() {
+    using Chain = TileChain<Book, HalfBits, 1>;
+    Chain chain(rings + warp * Chain::kRingBytes, m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits),
+                out / 16, end - begin, threadIdx.x % 32);
+    if constexpr (Early) chain.decode_early();
+    ready();
+    for (int t = begin; t < end; t += kChunkTiles<1>) {
+      const int tiles = min(kChunkTiles<1>, end - t);
+      if (t != begin) __syncthreads();
+      fill(t, tiles);
+      __syncthreads();
+      chain.run(rows, tiles, acc);
+    }
+  });
+  __syncthreads();
+}
+
+// Brings the table into the L2 before the ids are known.
+__device__ __forceinline__ void prefetch_table(const ExpertArgs& a) {
+  const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const unsigned at = (block * kFewThreads + threadIdx.x) * 128;
+  if (block < 256 && at < a.experts * sizeof(Exl3Expert))
+    prefetch_line(reinterpret_cast<const std::byte*>(a.table) + at);
+}
+
+// The expert of a pair and its matrix 0 (gate), 1 (up) or 2 (down), or null when it is not held here. What tells that
+// is loaded together with the matrix.
+__device__ __forceinline__ const Exl3Expert* find_matrix(const ExpertArgs& a, int64_t pair, int which, Exl3Matrix& m) {
+  const int32_t id = a.ids[pair];
+  if (id < 0 || id >= a.experts) return nullptr;
+  const Exl3Expert* e = a.table + id;
+  const auto word = [](const void* p) {
+    uint64_t v;
+    asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(p));
+    return v;
+  };
+  const Exl3Matrix* from = &e->gate + which;
+  const uint64_t held = word(&e->gate.trellis), trellis = word(&from->trellis), suh = word(&from->suh);
+  const uint64_t svh = word(&from->svh), half_bits = word(&from->half_bits);
+  m = {reinterpret_cast<const uint16_t*>(trellis), reinterpret_cast<const uint16_t*>(suh),
+       reinterpret_cast<const uint16_t*>(svh), static_cast<int>(half_bits)};
+  return held == 0 ? nullptr : e;
+}
+
 // Grid: (width/128, 2 * gate_splits, pairs). The last block of a pair's column activates and rotates for down.
 template <exl3::Codebook Book>
 __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const ExpertArgs a) {
@@ -13,20 +73,30 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   float* z = reinterpret_cast<float*>(rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block = blockIdx.x, blocks = gridDim.x, last = gridDim.y - 1;
-  const int projection = blockIdx.y / a.gate_splits, split = blockIdx.y % a.gate_splits;
+  const bool up = static_cast<int>(blockIdx.y) >= a.gate_splits;
+  const int split = blockIdx.y - (up ? a.gate_splits : 0);
+  const int begin = a.gate_begins.at[split], end = a.gate_begins.at[split + 1];
   const int64_t pair = blockIdx.z;
+  prefetch_table(a);
   // Ids may come from the kernel before; the next kernel, which let_next_start allows, reads them before it waits.
   wait_for_previous();
   let_next_start();
-  const Exl3Expert* expert = find_expert(a, a.ids[pair]);
+  Exl3Matrix m;
+  const Exl3Expert* expert = find_matrix(a, pair, up ? 1 : 0, m);
   if (expert == nullptr) return;
-  const Exl3Matrix m = projection == 0 ? expert->gate : expert->up;
-  const float* x = a.x + pair / a.slots_per_row * a.hidden;
   float acc[1][4] = {};
-  expert_chain<Book, 1>(
-      m, rings, rows, a.width, block, exl3_split_begin(a.hidden, a.gate_splits, split),
-      exl3_split_begin(a.hidden, a.gate_splits, split + 1), acc, [] {},
-      [&](int first, int tiles) { rotate_rows<1, kFewThreads>(rows, x, m.suh, a.hidden, 1, first, tiles); });
+  expert_chain<Book, false>(
+      m, rings, rows, a.width, block, begin, end, acc,
+      [&] {
+        // What the last block reads after its chain; the last warp has no rows to rotate.
+        if (blockIdx.y < last || warp < 7 || lane >= 6) return;
+        const uint16_t* scales = lane < 2 ? expert->gate.svh : lane < 4 ? expert->up.svh : expert->down.suh;
+        prefetch_line(scales + block * 128 + lane % 2 * 64);
+      },
+      [&](int first, int tiles) {
+        const int64_t row = blockIdx.z / static_cast<unsigned>(a.slots_per_row);
+        rotate_rows<1, kFewThreads>(rows, a.x + row * a.hidden, m.suh, a.hidden, 1, first, tiles);
+      });
   store_columns(z, warp * 16, lane, 1, acc);
   __syncthreads();
   uint32_t* slots = a.gate_exchange + (pair * blocks + block) * last * kSlot;
@@ -34,6 +104,10 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
     if (warp == 0) give4(slots + blockIdx.y * kSlot + 4 * lane, *reinterpret_cast<const float4*>(z + 4 * lane));
     return;
   }
+  const Exl3Matrix& mine = warp == 0 ? expert->gate : expert->up;
+  float4 svh = {}, suh = {};
+  if (warp < 2) svh = load_half4(mine.svh + block * 128 + 4 * lane);
+  if (warp == 0) suh = load_half4(expert->down.suh + block * 128 + 4 * lane);
   // Warps 0 to 3 take the gate's splits, the others those of up but the last, which is this block's.
   const int column = threadIdx.x % 128;
   if (warp < 4) {
@@ -43,15 +117,13 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   }
   __syncthreads();
   if (warp >= 2) return;
-  const Exl3Matrix& mine = warp == 0 ? expert->gate : expert->up;
   const float4 sum = *reinterpret_cast<const float4*>(z + (warp == 0 ? kColumnStride : 0) + 4 * lane);
-  const float4 y = output_block(sum, load_half4(mine.svh + block * 128 + 4 * lane), nullptr, lane);
+  const float4 y = output_block(sum, svh, nullptr, lane);
   if (warp == 1) *reinterpret_cast<float4*>(z + 4 * lane) = y;
   asm volatile("bar.sync 1, 64;" ::: "memory");
   if (warp == 1) return;
   const float4 h = activate(y, *reinterpret_cast<const float4*>(z + 4 * lane));
-  store_rotated(a.down_xh, a.pairs, pair, block, lane,
-                rotate_block(h, load_half4(expert->down.suh + block * 128 + 4 * lane), lane));
+  store_rotated(a.down_xh, a.pairs, pair, block, lane, rotate_block(h, suh, lane));
 }
 
 // Grid: (hidden/128, down_splits, pairs). Runs after the kernel above alone, which has waited for the ids.
@@ -62,20 +134,22 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   float* z = reinterpret_cast<float*>(rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block = blockIdx.x, blocks = gridDim.x, split = blockIdx.y, last = a.down_splits - 1;
+  const int begin = a.down_begins.at[split], end = a.down_begins.at[split + 1];
   const int64_t pair = blockIdx.z;
-  const Exl3Expert* expert = find_expert(a, a.ids[pair]);
-  if (expert == nullptr) return wait_for_previous();
+  Exl3Matrix m;
+  if (find_matrix(a, pair, 2, m) == nullptr) return wait_for_previous();
   float acc[1][4] = {};
-  expert_chain<Book, 1>(
-      expert->down, rings, rows, a.hidden, block, exl3_split_begin(a.width, a.down_splits, split),
-      exl3_split_begin(a.width, a.down_splits, split + 1), acc,
-      [] {
+  expert_chain<Book, true>(
+      m, rings, rows, a.hidden, block, begin, end, acc,
+      [&] {
+        if (split == last && threadIdx.x < 2) prefetch_line(m.svh + block * 128 + threadIdx.x * 64);
         wait_for_previous();
         let_next_start();
       },
       [&](int first, int tiles) { load_rows<1, kFewThreads>(rows, a.down_xh + pair * 16, a.pairs, 1, first, tiles); });
   store_columns(z, warp * 16, lane, 1, acc);
   __syncthreads();
+  const float4 svh = warp == 0 && split == last ? load_half4(m.svh + block * 128 + 4 * lane) : float4{};
   if (last > 0) {
     uint32_t* slots = a.down_exchange + (pair * blocks + block) * last * kSlot;
     if (split < last) {
@@ -85,10 +159,9 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
     if (warp < 4) z[threadIdx.x] = __fadd_rn(take(slots + threadIdx.x, last), z[threadIdx.x]);
     __syncthreads();
   }
-  if (warp == 0)
-    *reinterpret_cast<float4*>(a.slots + pair * a.hidden + block * 128 + 4 * lane) =
-        output_block(*reinterpret_cast<const float4*>(z + 4 * lane),
-                     load_half4(expert->down.svh + block * 128 + 4 * lane), nullptr, lane);
+  if (warp > 0) return;
+  *reinterpret_cast<float4*>(a.slots + pair * a.hidden + block * 128 + 4 * lane) =
+      output_block(*reinterpret_cast<const float4*>(z + 4 * lane), svh, nullptr, lane);
 }
 
 template <exl3::Codebook Book>

@@ -5,12 +5,23 @@
 #include "kernels/cuda/exl3_chain.cuh"
 #include "kernels/cuda/exl3_exchange.cuh"
 #include "kernels/cuda/exl3_linear.h"
+#include "kernels/cuda/exl3_plan.h"
 
 namespace fnx::cuda {
 
 inline constexpr int kFewThreads = 256;
 // Stride of a row of 128 outputs in shared memory: rows of one store fall into different banks.
 inline constexpr int kColumnStride = 132;
+
+// First k-tiles of the splits, and the end: among the arguments, so that no block divides before its first copies.
+struct SplitBegins {
+  uint16_t at[kMostSplits + 1];
+};
+inline SplitBegins split_begins(int64_t in, int splits) {
+  SplitBegins b = {};
+  for (int s = 0; s <= splits; ++s) b.at[s] = static_cast<uint16_t>(exl3_split_begin(in, splits, s));
+  return b;
+}
 
 struct FewArgs {
   const uint16_t* trellis;
@@ -23,6 +34,7 @@ struct FewArgs {
   uint32_t* exchange;  // [out/128, rows, splits - 1, 128], empty between launches
   int64_t in, out;
   int rows, splits;
+  SplitBegins begins;
   bool bf16;
   bool beside;  // x or xh is of the launch before the previous one, beside which this one may run
 };

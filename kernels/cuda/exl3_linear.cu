@@ -150,6 +150,7 @@ void launch_few(std::span<const Exl3Linear> list, cudaStream_t stream) {
                     w.out,
                     static_cast<int>(p.rows),
                     w.splits,
+                    split_begins(w.in, w.splits),
                     p.y_dtype == DType::BF16,
                     &p != &first};
     with_weight(w, [&]<exl3::Codebook Book, int HalfBits>() { launch_few<Book, HalfBits>(a, stream); });

@@ -14,10 +14,14 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_few_kernel(const FewArgs 
   std::byte* rows = shared + 8 * Chain::kRingBytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block = blockIdx.x, split = blockIdx.y, last = a.splits - 1;
-  const int begin = exl3_split_begin(a.in, a.splits, split), end = exl3_split_begin(a.in, a.splits, split + 1);
+  const int begin = a.begins.at[split], end = a.begins.at[split + 1];
   const int64_t tiles_n = a.out / 16;
   Chain chain(shared + warp * Chain::kRingBytes, a.trellis + (begin * tiles_n + block * 8 + warp) * (8 * HalfBits),
               tiles_n, end - begin, lane);
+  // The scales do not depend on the launch before; rows that come rotated need none of suh.
+  if (a.x != nullptr && 2 * static_cast<int>(threadIdx.x) < end - begin)
+    prefetch_line(a.suh + (begin + 2 * threadIdx.x) * 16);
+  if (split == last && threadIdx.x < 2) prefetch_line(a.svh + block * 128 + threadIdx.x * 64);
   chain.decode_early();
   if (!a.beside) wait_for_previous();
   let_next_start();

@@ -169,8 +169,7 @@ int64_t hc_counters(int64_t streams, int64_t hidden, int64_t rank) {
 }
 
 int64_t hc_partials(int64_t rows, int64_t streams, int64_t hidden, int64_t rank) {
-  return plain_partials(rows, streams * hidden, rank) / plain_counters(streams * hidden, rank) *
-         hc_counters(streams, hidden, rank);
+  return plain_pair_partials(rows, streams * hidden, rank, streams);
 }
 
 void hc_down(const HcMixParams& p, cudaStream_t stream) {

@@ -11,14 +11,6 @@ namespace fnx::cuda {
 
 namespace {
 
-__device__ __forceinline__ float finish(Finish f, float v, float n) {
-  if (f == Finish::SiluMean) return silu(v / n);
-  if (f == Finish::InjectMean) return 2.0f * sigmoid(v / n);
-  return v;
-}
-
-constexpr int kManyRows = 32, kManyOuts = 32;  // tile of the kernel for many rows
-
 template <int kRows>
 __device__ __forceinline__ void put_cells(float* cells, const float (&acc)[kRows / 8][4]) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -34,13 +26,6 @@ __device__ __forceinline__ float add_slices(const float (&cells)[kTileSlices][kC
 #pragma unroll
   for (int s = 1; s < kTileSlices; ++s) sum += cells[s][cell];
   return sum;
-}
-
-__device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatrix& m, int64_t row, int64_t out,
-                                           float v) {
-  if (row >= p.rows || out >= m.out) return;
-  if (m.bias != nullptr) v += m.bias[out];
-  m.y[row * m.out + out] = finish(m.finish, v, p.streams);
 }
 
 // Counts a block in and returns how many came before; what they wrote before it is then visible here.
@@ -106,43 +91,6 @@ __global__ void __launch_bounds__(256) plain_few_kernel(PlainLaunch p) {
   if (p.beside && blockIdx.x == 0) wait_previous();
 }
 
-// blockIdx: tile of 32 outputs, tile of 32 rows. Takes the splits in turn.
-__global__ void __launch_bounds__(256) plain_many_kernel(PlainLaunch p, int64_t tiles) {
-  constexpr int kRowTiles = kManyRows / 8, kOutTiles = kManyOuts / kTileOut, kCells = kTileOut * kManyRows;
-  __shared__ float cells[kTileSlices][kCells];
-  wait_previous();
-  const bool second = blockIdx.x >= tiles;
-  const PlainMatrix& m = p.matrix[second];
-  const int64_t first_out = (blockIdx.x - (second ? tiles : 0)) * kManyOuts;
-  const int64_t first_row = int64_t{blockIdx.y} * kManyRows;
-  const int warp = threadIdx.x / 32;
-  float total[kOutTiles][2];
-  for (int split = 0; split < p.splits; ++split) {
-    float acc[kOutTiles][kRowTiles][4] = {};
-    const int from = (split * kTileSlices + warp) * p.slice_units;
-    mma_chain_many<kRowTiles, kOutTiles>(
-        {m.w, p.x, p.in, first_out, m.out, first_row, p.rows, from, min(from + p.slice_units, p.units)}, acc);
-#pragma unroll
-    for (int o = 0; o < kOutTiles; ++o) {
-      put_cells<kManyRows>(cells[warp], acc[o]);
-      __syncthreads();
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float sum = add_slices(cells, e * 256 + threadIdx.x);
-        total[o][e] = split == 0 ? sum : total[o][e] + sum;
-      }
-      __syncthreads();
-    }
-  }
-#pragma unroll
-  for (int o = 0; o < kOutTiles; ++o)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int cell = e * 256 + threadIdx.x;
-      put_output(p, m, first_row + cell / kTileOut, first_out + o * kTileOut + cell % kTileOut, total[o][e]);
-    }
-}
-
 template <class T>
 __device__ __forceinline__ float to_float(T v) {
   return static_cast<float>(v);
@@ -190,20 +138,20 @@ PlainPlan plain_plan(int64_t in, int64_t out) {
 
 int64_t plain_counters(int64_t, int64_t out) { return (out + kTileOut - 1) / kTileOut; }
 
-int64_t plain_partials(int64_t rows, int64_t in, int64_t out) {
-  return plain_counters(in, out) * plain_plan(in, out).splits * kTileOut * 8 * row_tiles(rows);
+int64_t plain_partials(int64_t rows, int64_t in, int64_t out) { return plain_pair_partials(rows, in, out, 0); }
+
+int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
+  const int64_t tiles = plain_counters(in, out_a) + plain_counters(in, out_b), splits = plain_plan(in, out_a).splits;
+  const int64_t few = tiles * splits * kTileOut * 8 * row_tiles(rows);
+  return rows > kSpreadRowsMax ? std::max(few, plain_tile_partials(rows, tiles, splits)) : few;
 }
 
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
   if (p.rows == 0) return;
-  const auto tiles_of = [&](int tile) {
-    return blocks_of(p.matrix[0].out, tile) + (p.matrix[1].w != nullptr ? blocks_of(p.matrix[1].out, tile) : 0);
-  };
-  const dim3 few(tiles_of(kTileOut), static_cast<unsigned>(p.splits));
-  if (p.rows > kSpreadRowsMax)
-    launch(name, plain_many_kernel, dim3(tiles_of(kManyOuts), blocks_of(p.rows, kManyRows)), 256, 0, stream, p,
-           int64_t{blocks_of(p.matrix[0].out, kManyOuts)});
-  else if (row_tiles(p.rows) == 8)
+  if (p.rows > kSpreadRowsMax) return launch_plain_tile(p, name, stream);
+  const auto tiles_of = [](const PlainMatrix& m) { return m.w != nullptr ? blocks_of(m.out, kTileOut) : 0; };
+  const dim3 few(tiles_of(p.matrix[0]) + tiles_of(p.matrix[1]), static_cast<unsigned>(p.splits));
+  if (row_tiles(p.rows) == 8)
     launch(name, plain_few_kernel<8, 1>, few, 256, 0, stream, p);
   else if (row_tiles(p.rows) == 2)
     launch(name, plain_few_kernel<2, 5>, few, 256, 0, stream, p);
@@ -216,11 +164,6 @@ void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
 bool plain_pairs(const PlainLinearParams& a, const PlainLinearParams& b) {
   return a.dtype == DType::F16 && b.dtype == DType::F16 && a.in == b.in && a.in % 8 == 0 && a.x == b.x &&
          a.rows == b.rows;
-}
-
-int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
-  return plain_partials(rows, in, out_a) / plain_counters(in, out_a) *
-         (plain_counters(in, out_a) + plain_counters(in, out_b));
 }
 
 void plain_linear_pair(const PlainLinearParams& a, const PlainLinearParams& b, cudaStream_t stream) {

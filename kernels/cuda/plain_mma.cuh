@@ -10,7 +10,7 @@ namespace fnx::cuda {
 inline constexpr int kUnit = 32;           // inputs of a unit
 inline constexpr int kTileOut = 16;        // outputs of a tile
 inline constexpr int kTileSlices = 8;      // slices of a split, one a warp
-inline constexpr int kSpreadRowsMax = 64;  // launches of more rows take the splits one after another
+inline constexpr int kSpreadRowsMax = 64;  // launches of more rows take tiles of them
 
 __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                         uint32_t b1) {
@@ -172,7 +172,23 @@ struct PlainLaunch {
   uint32_t* counters = nullptr;
   bool beside = false;
 };
+__device__ __forceinline__ float finish(Finish f, float v, float n) {
+  if (f == Finish::SiluMean) return silu(v / n);
+  if (f == Finish::InjectMean) return 2.0f * sigmoid(v / n);
+  return v;
+}
+
+__device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatrix& m, int64_t row, int64_t out,
+                                           float v) {
+  if (row >= p.rows || out >= m.out) return;
+  if (m.bias != nullptr) v += m.bias[out];
+  m.y[row * m.out + out] = finish(m.finish, v, p.streams);
+}
+
 // Launches both; shared by plain_linear and hc_down.
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream);
+// The part of it for more than kSpreadRowsMax rows, and the floats of `partials` that it needs.
+void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stream);
+int64_t plain_tile_partials(int64_t rows, int64_t tiles, int64_t splits);
 
 }  // namespace fnx::cuda

@@ -25,6 +25,25 @@ __device__ __forceinline__ void mma_step(float (&acc)[4], const uint4 (&w)[2], c
     mma_f16(acc, w[0].z, w[1].z, w[0].w, w[1].w, b[2], b[3]);
 }
 
+// Sixteen rows as the first operand: lane 4 g + t has rows g and g + 8. The product is then rows by outputs, and
+// weights and rows go to the tensor cores as they come.
+struct RowPair {
+  uint32_t hi[2][4], lo[2][4];  // of the even and of the odd groups
+  __device__ __forceinline__ RowPair(const RowHalves& a, const RowHalves& b) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      hi[i / 2][i % 2 * 2] = a.hi[i], hi[i / 2][i % 2 * 2 + 1] = b.hi[i], lo[i / 2][i % 2 * 2] = a.lo[i],
+                        lo[i / 2][i % 2 * 2 + 1] = b.lo[i];
+  }
+  RowPair() = default;
+};
+
+// Step i of the four of a unit's chain: rows g (0, 1) and g + 8 (2, 3), outputs 2 t and 2 t + 1 of eight.
+__device__ __forceinline__ void mma_step(float (&acc)[4], const RowPair& x, const uint4& w, int i) {
+  const uint32_t(&a)[4] = i % 2 == 0 ? x.hi[i / 2] : x.lo[i / 2];
+  mma_f16(acc, a[0], a[1], a[2], a[3], i < 2 ? w.x : w.z, i < 2 ? w.y : w.w);
+}
+
 inline constexpr int kRowChunks = kUnit / 4;     // pieces of 16 bytes of a unit of a row
 inline constexpr int kWeightChunks = kUnit / 8;  // and of an output's weights
 
@@ -48,6 +67,11 @@ __device__ __forceinline__ void staged_weights(const __half* tile, int out, uint
   const int lane = threadIdx.x % 32;
   const uint4* from = reinterpret_cast<const uint4*>(tile + out * kUnit) + lane;
   w[0] = from[0], w[1] = from[32];
+}
+
+// Output g of the eight that begin at `out`.
+__device__ __forceinline__ uint4 staged_eight(const __half* tile, int out) {
+  return *(reinterpret_cast<const uint4*>(tile + out * kUnit) + threadIdx.x % 32);
 }
 
 }  // namespace fnx::cuda

@@ -155,30 +155,30 @@ __device__ __forceinline__ void wait_keys() {
   __syncthreads();
 }
 
-// Scores of a part to the tile; the first four warps have 16 keys each. `keys`: how many the list has from here on.
+// Scores of a part to the tile; a warp has 16 keys and eight heads. `keys`: how many the list has from here on.
 __device__ __forceinline__ void score_part(Tile& tile, int keys) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  if (warp >= kPartKeys / 16) return;
-  float score[kSplit][2][4] = {};  // keys (g, g, g + 8, g + 8), heads 2 t, 2 t + 1 and 8 more
+  static_assert(kPartKeys / 16 * (kMostGroup / 8) == kThreads / 32);
+  const int first_key = threadIdx.x / 32 % (kPartKeys / 16) * 16, first_head = threadIdx.x / 32 / (kPartKeys / 16) * 8;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float score[kSplit][4] = {};  // keys (g, g, g + 8, g + 8), heads 2 t, 2 t + 1
 #pragma unroll 4
-  for (int k = 0; k < kHeadDim; k += 16) {
-    uint32_t a[4], b[4];
-    load_matrices(a, &tile.keys[16 * warp + lane % 16][k + lane / 16 * 8]);
+  for (int k = 0; k < kHeadDim; k += 32) {
+    uint32_t a[2][4], b[4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) load_matrices(a[h], &tile.keys[first_key + lane % 16][k + h * 16 + lane / 16 * 8]);
 #pragma unroll
     for (int i = 0; i < kSplit; ++i) {
-      load_matrices(b, &tile.query[i][lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
-      mma_bf16(score[i][0], a, b[0], b[1]);
-      mma_bf16(score[i][1], a, b[2], b[3]);
+      load_matrices(b, &tile.query[i][first_head + lane % 8][k + lane / 8 * 8]);
+      mma_bf16(score[i], a[0], b[0], b[1]);
+      mma_bf16(score[i], a[1], b[2], b[3]);
     }
   }
 #pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 16 * warp + g + i / 2 * 8;
-      const float s = score[0][n][i] + score[1][n][i] + score[2][n][i];
-      tile.scores[8 * n + 2 * t + i % 2][key] = key < keys ? s * kScale : -INFINITY;
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int key = first_key + g + i / 2 * 8;
+    const float s = score[0][i] + score[1][i] + score[2][i];
+    tile.scores[first_head + 2 * t + i % 2][key] = key < keys ? s * kScale : -INFINITY;
+  }
 }
 
 // Their weights, maxima and totals to the tile; a warp has two heads.

@@ -11,7 +11,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kChunk = 2048, kThreads = 1024, kBins = 2048;
+constexpr int kChunk = 2048, kBins = 2048;
 constexpr int kCluster = 8;                     // blocks that draw for a row together
 constexpr double kUnitMass = 17592186044416.0;  // 2^44, the mass of the highest weight
 
@@ -133,6 +133,7 @@ struct Shared {
 };
 
 // A block's candidates of a row: ids [first, last), the blocks of the cluster ascending.
+template <int kThreads>
 struct Row {
   const float* logits = nullptr;
   const uint64_t* masses = nullptr;
@@ -189,8 +190,9 @@ struct Place {
 
 // Where the running amount (candidates, or their masses of least_mass and more) first reaches `want`, from the highest
 // rank down. Integers, so the order of the additions does not matter.
-template <bool kMass>
-__device__ Place descend(const Row& row, uint64_t least_mass, uint64_t want, Shared& shared) {
+template <bool kMass, int kThreads>
+__device__ Place descend(const Row<kThreads>& row, uint64_t least_mass, uint64_t want, Shared& shared) {
+  constexpr int kThreadBins = kBins / kThreads;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   uint32_t prefix = 0;
   for (int pass = 0; pass < 3; ++pass) {
@@ -208,9 +210,11 @@ __device__ Place descend(const Row& row, uint64_t least_mass, uint64_t want, Sha
       merge_bins(shared);
     }
     const uint64_t* totals = known ? row.coarse + (kMass ? 0 : kBins) : shared.totals;
-    const int high = kBins - 1 - 2 * tid;  // two bins a thread, the highest first
-    const uint64_t c0 = totals[high], c1 = totals[high - 1];
-    uint64_t before = c0 + c1;
+    const int high = kBins - 1 - kThreadBins * tid;  // the highest bins first
+    uint64_t own[kThreadBins], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kThreadBins; ++i) sum += own[i] = totals[high - i];
+    uint64_t before = sum;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const uint64_t v = __shfl_up_sync(kFullWarp, before, d);
@@ -218,9 +222,12 @@ __device__ Place descend(const Row& row, uint64_t least_mass, uint64_t want, Sha
     }
     if (lane == 31) shared.sums[warp] = before;
     __syncthreads();
-    before += before_warp(shared.sums) - c0 - c1;
-    if (before < want && want <= before + c0) shared.bin = high, shared.want = want - before;
-    if (before + c0 < want && want <= before + c0 + c1) shared.bin = high - 1, shared.want = want - before - c0;
+    before += before_warp(shared.sums) - sum;
+#pragma unroll
+    for (int i = 0; i < kThreadBins; ++i) {
+      if (before < want && want <= before + own[i]) shared.bin = high - i, shared.want = want - before;
+      before += own[i];
+    }
     __syncthreads();
     prefix = prefix << width | shared.bin;
     want = shared.want;
@@ -230,12 +237,17 @@ __device__ Place descend(const Row& row, uint64_t least_mass, uint64_t want, Sha
 }
 
 // Mass of all candidates of the row.
-__device__ uint64_t whole_mass(const Row& row, Shared& shared) {
-  return block_merge<kThreads / 32>(row.coarse[threadIdx.x] + row.coarse[kThreads + threadIdx.x], shared.sums, Plus{});
+template <int kThreads>
+__device__ uint64_t whole_mass(const Row<kThreads>& row, Shared& shared) {
+  uint64_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kBins / kThreads; ++i) sum += row.coarse[i * kThreads + threadIdx.x];
+  return block_merge<kThreads / 32>(sum, shared.sums, Plus{});
 }
 
 // Mass of the candidates above a rank, of least_mass and more.
-__device__ uint64_t mass_above(const Row& row, uint32_t rank, uint64_t least_mass, Shared& shared) {
+template <int kThreads>
+__device__ uint64_t mass_above(const Row<kThreads>& row, uint32_t rank, uint64_t least_mass, Shared& shared) {
   uint64_t sum = 0;
   row.each([&](uint32_t r, int id) {
     if (r <= rank) return;
@@ -246,7 +258,8 @@ __device__ uint64_t mass_above(const Row& row, uint32_t rank, uint64_t least_mas
 }
 
 // The id of the index-th candidate of a rank, ids ascending.
-__device__ int id_at(const Row& row, uint32_t rank, int index, Shared& shared) {
+template <int kThreads>
+__device__ int id_at(const Row<kThreads>& row, uint32_t rank, int index, Shared& shared) {
   if (threadIdx.x == 0) shared.id = INT32_MAX;
   __syncthreads();
   if (index == 0) {
@@ -282,13 +295,16 @@ __device__ int id_at(const Row& row, uint32_t rank, int index, Shared& shared) {
 }
 
 // blockIdx: block of the row's cluster, row.
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads) draw_kernel(SampleLaunch p) {
+template <int kThreads>
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1024 / kThreads)
+    draw_kernel(SampleLaunch p) {
   __shared__ Shared shared;
   wait_previous();
   const SampleRow s = p.rows[blockIdx.y];
   const int valid = static_cast<int>(p.valid), share = (valid + kCluster - 1) / kCluster;
-  const Row row{p.logits + blockIdx.y * p.vocabulary, p.masses + blockIdx.y * p.valid, bins_of(p, blockIdx.y),
-                min(valid, static_cast<int>(blockIdx.x) * share), min(valid, static_cast<int>(blockIdx.x + 1) * share)};
+  const Row<kThreads> row{p.logits + blockIdx.y * p.vocabulary, p.masses + blockIdx.y * p.valid, bins_of(p, blockIdx.y),
+                          min(valid, static_cast<int>(blockIdx.x) * share),
+                          min(valid, static_cast<int>(blockIdx.x + 1) * share)};
   const int best = id_of(best_of<kThreads / 32>(p, blockIdx.y, shared.sums));
   int id = best;
   if (s.temperature > 0) {
@@ -342,7 +358,10 @@ void sample(const SampleLaunch& p, cudaStream_t stream) {
     launch("sample", greedy_kernel, rows, 128, 0, stream, p);
   } else {
     launch("sample", mass_kernel, chunks, 256, 0, stream, p);
-    launch("sample", draw_kernel, dim3(kCluster, rows), kThreads, 0, stream, p);
+    // Fewer threads where the candidates are few; their number changes no sum, for sums are of integers.
+    constexpr int64_t kFewCandidates = 32768;
+    const bool few = p.valid <= kFewCandidates;
+    launch("sample", few ? draw_kernel<256> : draw_kernel<1024>, dim3(kCluster, rows), few ? 256 : 1024, 0, stream, p);
   }
 }
 

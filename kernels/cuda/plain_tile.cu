@@ -1,0 +1,260 @@
+// Plain linear layers of prompts: tiles of 128 rows by 64 outputs, the sums of plain_linear.
+#include "kernels/cuda/plain_tile.cuh"
+
+#include <algorithm>
+
+namespace fnx::cuda {
+
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps, kStages = 3;
+constexpr int kWarpRows = 2;          // tiles of 16 rows of a warp
+constexpr int kBlockTiles = 4;        // of outputs: more leave the registers no room for weights on their way
+constexpr int64_t kSlots = 132 * 2;   // for blocks, on the nominal card of plan_splits
+constexpr int64_t kManyBlocks = 512;  // from here on the last blocks of a launch do not count
+
+constexpr int kRows = kWarps * kWarpRows * 16, kOuts = kBlockTiles * kTileOut, kEights = kOuts / 8;
+constexpr int kQuads = kEights * kWarpRows,
+              kAllQuads = kQuads + kWarpRows;  // a thread's fours of sums; the side's last
+constexpr int kBlockQuads = kAllQuads * kThreads;
+constexpr int kColumns = kOuts + kTileOut;  // with the side tile
+
+// The side tile is a second matrix of at most 16 outputs: the first two blocks of a row of them have eight each.
+struct Stage {
+  float rows[kRows * kUnit];
+  __half weights[kColumns * kUnit];
+};
+static_assert(kStages * sizeof(Stage) >= kRows * kColumns * sizeof(float));
+
+struct TileParams {
+  PlainLaunch p;
+  int tiles, all_tiles;  // of 16 outputs: of the first matrix; of both, without a side tile
+  int group;             // splits of a block
+  bool side;
+};
+
+// What a column of a block is: an output of one of the matrices, or of none.
+struct Column {
+  bool second;
+  int out;  // -1: none
+};
+__device__ __forceinline__ Column column_of(const TileParams& q, int column) {
+  if (column >= kOuts) {
+    const int out = column - kOuts;
+    return {true, q.side && out / 8 == static_cast<int>(blockIdx.x) && out < q.p.matrix[1].out ? out : -1};
+  }
+  const int tile = static_cast<int>(blockIdx.x) * kBlockTiles + column / kTileOut;
+  const bool second = tile >= q.tiles;
+  const int out = (tile - (second ? q.tiles : 0)) * kTileOut + column % kTileOut;
+  return {second, tile < q.all_tiles && out < q.p.matrix[second].out ? out : -1};
+}
+
+// Row and column of the first of a thread's four sums; then come the next column, and both eight rows on.
+struct Place {
+  int row, column;
+};
+__device__ __forceinline__ Place place_of(int quad) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int eight = quad < kQuads ? quad / kWarpRows : kEights + static_cast<int>(blockIdx.x);
+  return {(warp * kWarpRows + quad % kWarpRows) * 16 + g, eight * 8 + 2 * t};
+}
+
+// The sums that this thread's block keeps of a split, or of all before; apart by kThreads.
+__device__ __forceinline__ float4* kept_sums(const TileParams& q, int slot) {
+  const int64_t block = (int64_t{slot} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  return reinterpret_cast<float4*>(q.p.partials) + block * kBlockQuads + threadIdx.x;
+}
+
+// blockIdx: outputs, rows, group of splits. One group gives the output; of several, the first leaves its running sum
+// and the others each split's, and plain_add_kernel adds them.
+__global__ void __launch_bounds__(kThreads, 2) plain_tile_kernel(const __grid_constant__ TileParams q) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const PlainLaunch& p = q.p;
+  auto* stages = reinterpret_cast<Stage*>(memory);
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4;
+  const int warp_row = warp * kWarpRows * 16;
+  const int in = static_cast<int>(p.in);
+  const int64_t first_row = int64_t{blockIdx.y} * kRows;
+  const bool idle = static_cast<int>(blockIdx.x) * kBlockTiles >= q.all_tiles;
+  const bool side_mine = q.side && blockIdx.x < 2;
+
+  const int first_split = blockIdx.z * q.group, end_split = min(first_split + q.group, p.splits);
+  const int split_units = kTileSlices * p.slice_units, end_unit = min(end_split * split_units, p.units);
+
+  // This thread's pieces of 16 bytes of a unit of rows and of weights; null beyond the matrices.
+  constexpr int kRowCopies = kRows * kRowChunks / kThreads, kRowStep = kThreads / kRowChunks;
+  constexpr int kOutStep = kThreads / kWeightChunks, kOutCopies = (kColumns + kOutStep - 1) / kOutStep;
+  const int row_at = tid / kRowChunks, row_chunk = tid % kRowChunks, out_chunk = tid % kWeightChunks;
+  const float* row_from = p.x + (first_row + row_at) * p.in + row_chunk * 4;
+  const int rows_left = static_cast<int>(min(p.rows - first_row, int64_t{kRows})) - row_at;
+  const __half* out_from[kOutCopies];
+#pragma unroll
+  for (int i = 0; i < kOutCopies; ++i) {
+    const Column c = column_of(q, i * kOutStep + tid / kWeightChunks);
+    out_from[i] = c.out >= 0 ? p.matrix[c.second].w + int64_t{c.out} * p.in + out_chunk * 8 : nullptr;
+  }
+  const auto load = [&](int unit, int at) {
+    Stage& to = stages[at];
+    const int k = unit * kUnit;
+    if (unit < end_unit) {
+#pragma unroll
+      for (int i = 0; i < kRowCopies; ++i) {
+        const bool here = i * kRowStep < rows_left && k + row_chunk * 4 < in;
+        copy_async16(row_piece(to.rows, i * kRowStep + row_at, row_chunk),
+                     here ? row_from + i * kRowStep * in + k : p.x, here);
+      }
+#pragma unroll
+      for (int i = 0; i < kOutCopies; ++i) {
+        const bool here = out_from[i] != nullptr && k + out_chunk * 8 < in;
+        if ((i + 1) * kOutStep <= kColumns || i * kThreads + tid < kColumns * kWeightChunks)
+          copy_async16(to.weights + (i * kThreads + tid) * 8, here ? out_from[i] + k : p.matrix[0].w, here);
+      }
+    }
+    copy_commit();
+  };
+
+  wait_previous();
+  int unit = first_split * split_units, stage = 0;
+#pragma unroll
+  for (int i = 0; i + 1 < kStages; ++i) load(unit + i, i);
+  float sum[kAllQuads][4];
+  for (int split = first_split; split < end_split; ++split) {
+    const int split_end = min((split + 1) * split_units, p.units);
+#pragma unroll
+    for (int i = 0; i < kAllQuads; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
+    while (unit < split_end) {
+      float acc[kAllQuads][4] = {};
+      const int slice_end = min(unit + p.slice_units, split_end);
+      for (; unit < slice_end; ++unit) {
+        copy_wait<kStages - 2>();
+        __syncthreads();
+        load(unit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
+        const Stage& from = stages[stage];
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+        RowPair x[kWarpRows];
+#pragma unroll
+        for (int m = 0; m < kWarpRows; ++m)
+          x[m] =
+              RowPair(staged_row(from.rows, warp_row + m * 16 + g), staged_row(from.rows, warp_row + m * 16 + 8 + g));
+        if (!idle) {
+          constexpr int kTogether = 4;  // whose chains alternate
+#pragma unroll
+          for (int n0 = 0; n0 < kEights; n0 += kTogether) {
+            uint4 w[kTogether];
+#pragma unroll
+            for (int n = 0; n < kTogether; ++n) w[n] = staged_eight(from.weights, (n0 + n) * 8);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+              for (int n = 0; n < kTogether; ++n)
+#pragma unroll
+                for (int m = 0; m < kWarpRows; ++m) mma_step(acc[(n0 + n) * kWarpRows + m], x[m], w[n], i);
+          }
+        }
+        if (side_mine) {
+          const uint4 w = staged_eight(from.weights, kOuts + blockIdx.x * 8);
+#pragma unroll
+          for (int m = 0; m < kWarpRows; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) mma_step(acc[kQuads + m], x[m], w, i);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kAllQuads; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[n][i] += acc[n][i];
+    }
+    const bool keep = gridDim.z > 1 || split + 1 < p.splits, more = blockIdx.z == 0 && split > 0;
+    float4* kept = kept_sums(q, blockIdx.z == 0 ? 0 : split);
+    float4 before[kAllQuads] = {};
+    if (more)
+#pragma unroll
+      for (int i = 0; i < kAllQuads; ++i)
+        if (i < kQuads || side_mine) before[i] = __ldcg(kept + i * kThreads);
+#pragma unroll
+    for (int i = 0; i < kAllQuads; ++i) {
+      float(&v)[4] = sum[i];
+      if (more)
+        v[0] = before[i].x + v[0], v[1] = before[i].y + v[1], v[2] = before[i].z + v[2], v[3] = before[i].w + v[3];
+      if (keep && (i < kQuads || side_mine)) __stcg(kept + i * kThreads, make_float4(v[0], v[1], v[2], v[3]));
+    }
+  }
+  if (gridDim.z > 1) return;
+  // Through shared memory, so that the outputs leave in whole lines.
+  auto* out = reinterpret_cast<float*>(memory);
+  copy_wait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < kAllQuads; ++n) {
+    if (n >= kQuads && !side_mine) break;
+    const Place at = place_of(n);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+      *reinterpret_cast<float2*>(out + (at.row + i * 4) * kColumns + at.column) = make_float2(sum[n][i], sum[n][i + 1]);
+  }
+  __syncthreads();
+  const int rows = static_cast<int>(min(p.rows - first_row, int64_t{kRows}));
+#pragma unroll 1
+  for (int column = lane; column < kColumns; column += 32) {
+    const Column c = column_of(q, column);
+    if (c.out < 0) continue;
+#pragma unroll 4
+    for (int row = warp; row < rows; row += kThreads / 32)
+      put_output(p, p.matrix[c.second], first_row + row, c.out, out[row * kColumns + column]);
+  }
+}
+
+// blockIdx: outputs, rows, four sums of a thread.
+__global__ void __launch_bounds__(kThreads) plain_add_kernel(const __grid_constant__ TileParams q) {
+  wait_previous();
+  const int quad = blockIdx.z;
+  if (quad >= kQuads && blockIdx.x >= 2) return;
+  float4 sum = __ldcg(kept_sums(q, 0) + quad * kThreads);
+#pragma unroll 8
+  for (int split = q.group; split < q.p.splits; ++split) {
+    const float4 v = __ldcg(kept_sums(q, split) + quad * kThreads);
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  const Place at = place_of(quad);
+  const float v[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Column c = column_of(q, at.column + i % 2);
+    const int64_t row = int64_t{blockIdx.y} * kRows + at.row + i / 2 * 8;
+    if (c.out >= 0) put_output(q.p, q.p.matrix[c.second], row, c.out, v[i]);
+  }
+}
+
+TileParams tile_params(const PlainLaunch& p) {
+  const int second = p.matrix[1].w != nullptr ? static_cast<int>(blocks_of(p.matrix[1].out, kTileOut)) : 0;
+  TileParams q{p, static_cast<int>(blocks_of(p.matrix[0].out, kTileOut)), 0, p.splits, second == 1};
+  q.all_tiles = q.tiles + (q.side ? 0 : second);
+  return q;
+}
+
+}  // namespace
+
+int64_t plain_tile_partials(int64_t rows, int64_t tiles, int64_t splits) {
+  const int64_t blocks = std::max(2u, blocks_of(tiles, kBlockTiles)) * int64_t{blocks_of(rows, kRows)};
+  return splits == 1 ? 0 : std::max(blocks, splits * std::min(blocks, kManyBlocks)) * kBlockQuads * 4;
+}
+
+void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stream) {
+  TileParams q = tile_params(p);
+  constexpr int kBytes = kStages * sizeof(Stage);
+  const unsigned wide = blocks_of(q.all_tiles, kBlockTiles);
+  dim3 grid(q.side ? std::max(wide, 2u) : wide, blocks_of(q.p.rows, kRows), 1);
+  const int64_t blocks = int64_t{grid.x} * grid.y;
+  const auto rounds = [&](unsigned z) { return blocks_of(blocks * z, kSlots); };
+  for (int group = q.p.splits - 1; group > 0 && blocks < kManyBlocks; --group) {
+    const unsigned z = blocks_of(q.p.splits, group);
+    if (rounds(z) * grid.z < rounds(grid.z) * z) q.group = group, grid.z = z;
+  }
+  check_cuda(cudaFuncSetAttribute(plain_tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), name);
+  launch(name, plain_tile_kernel, grid, kThreads, kBytes, stream, q);
+  if (grid.z == 1) return;
+  grid.z = q.side ? kAllQuads : kQuads;
+  launch(name, plain_add_kernel, grid, kThreads, 0, stream, q);
+}
+
+}  // namespace fnx::cuda
