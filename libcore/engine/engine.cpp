@@ -160,6 +160,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
   // Planning on the host waits for every layer's routing, as reporting does.
   recordable = recordable && !routing_ && !slots_ && (!weights_.pools || weights_.pools->records());
+  recordable = recordable && !stages(batch_) && !stages(draft_batch_);
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);

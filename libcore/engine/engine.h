@@ -133,7 +133,7 @@ class Engine {
   };
   // What a forward is given: trunk, draws, draft head.
   struct Inputs {
-    Staged tokens, positions, lanes, trials, block_table, draw_rows, params;
+    Staged tokens, positions, lanes, trials, tables, draw_rows, params;
     std::vector<Staged> ngram;  // one a PLE layer
     Staged draft_tokens, draft_positions, draft_lanes;
     Staged from_last, from_stack;  // of each draft row: a slot's last stack or a row of the trunk, or -1
@@ -169,6 +169,8 @@ class Engine {
   void fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws);
   void gather_ngrams();
   void stage_proposal(std::span<const Proposal> proposals, std::span<const size_t> order);
+  void place_tables();
+  void fill_tables();
   Batch make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const;
 
   // Operations alone: no copies from the host, no waiting.
@@ -178,6 +180,8 @@ class Engine {
   Injection run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack,
                       const Injection& lacking);
   void complete(Injection& lacking, const View& stack);
+  void attend(const QsaLayer& layer, const Batch& batch, const QsaRows& rows, const KvCache& kv, const View& out);
+  bool stages(const Batch& batch) const;
   void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots);
   std::span<const int32_t> fetch_routing(const View& ids);
   void report_slots(const Layer& layer, const View& ids, const View& slots);

@@ -1,6 +1,7 @@
 // The launches of a forward: trunk, draft head, draws. Nothing here reads host memory that a replay would not.
 #include "libcore/engine/engine.h"
 
+#include <algorithm>
 #include <array>
 
 namespace fnx {
@@ -59,7 +60,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
     ops.linears(s, from_u, u, std::array{qr.query_gate, qr.key, qr.value, qr.index});
     ops.qsa_write(s, q.ops, batch, qr, *kv);
     ops.qsa_select(s, q.ops, batch, qr, *kv);
-    ops.qsa_attend(s, q.ops, batch, qr, *kv, rows(a_.attended));
+    attend(q, batch, qr, *kv, rows(a_.attended));
     ops.linear(s, *q.o, rows(a_.attended), y);
   }
 
@@ -87,6 +88,28 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
   if (m.per_rank > 0 && options_.plant == Plant::Add) add_planted_parts(y);
   return mlp;
+}
+
+bool Engine::stages(const Batch& batch) const {
+  return std::any_of(batch.lanes.begin(), batch.lanes.end(), [&](const Lane& lane) { return state_.stages(lane); });
+}
+
+// Lanes of few rows read pages in host memory where they are. For one of many rows its pages are brought to the device,
+// a cache at a time.
+void Engine::attend(const QsaLayer& layer, const Batch& batch, const QsaRows& rows, const KvCache& kv,
+                    const View& out) {
+  for (size_t first = 0, end = 0; first < batch.lanes.size(); first = end) {
+    const bool staged = state_.stages(batch.lanes[first]);
+    for (end = first + 1; !staged && end < batch.lanes.size() && !state_.stages(batch.lanes[end]);) ++end;
+    Batch part = batch;
+    part.lanes = batch.lanes.subspan(first, end - first);
+    part.lane_table = batch.lane_table.rows(static_cast<int64_t>(first), static_cast<int64_t>(end - first));
+    if (staged) {
+      part.kv_table = in_.tables.device.rows(2, 1).reshape({options_.state.slots, state_.pages().width()});
+      state_.stage(part.lanes[0].slot, kv);
+    }
+    backend_.qsa_attend(*stream_, layer.ops, part, rows, staged ? state_.staged(kv) : kv, out);
+  }
 }
 
 void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots) {

@@ -38,8 +38,14 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
     in_.keep = staging_.place(DType::I32, {rows});
     place_draft_rows(draft_rows, draft_lanes);
   }
-  in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+  place_tables();
 }
+
+void Engine::place_tables() {
+  in_.tables = staging_.place(DType::I32, {state_.pages().table_count(), options_.state.slots, state_.pages().width()});
+}
+
+void Engine::fill_tables() { in_.tables.fill(state_.pages().tables().data(), state_.pages().tables().size()); }
 
 void Engine::place_draft_rows(int64_t rows, int64_t lanes) {
   in_.draft_tokens = staging_.place(DType::I32, {rows});
@@ -81,6 +87,7 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
     if (has_draft_head()) list_drafts(in, waiting);
     row += count;
   }
+  for (const Lane& lane : lanes_) state_.count(lane);
   place(rows, static_cast<int64_t>(lanes_.size()), static_cast<int64_t>(draws.size()),
         static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
   fill_inputs(inputs, draws);
@@ -148,7 +155,7 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
     reinterpret_cast<SampleParams*>(in_.params.host.data)[i] = draws[i].params;
   }
   gather_ngrams();
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  fill_tables();
   if (!has_draft_head()) return;
   fill_draft_rows();
   std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
@@ -198,7 +205,12 @@ bool Engine::lags_or_tries() const {
 Batch Engine::make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const {
   Batch batch;
   batch.lanes = lanes;
-  batch.lane_table = lane_table.device, batch.positions = positions.device, batch.block_table = in_.block_table.device;
+  batch.lane_table = lane_table.device, batch.positions = positions.device;
+  const auto table = [&](int64_t i) {
+    return in_.tables.device.rows(i, 1).reshape({options_.state.slots, state_.pages().width()});
+  };
+  batch.block_table = table(0);
+  if (state_.host_tier()) batch.kv_table = table(1);
   int64_t most = 0;
   for (const Lane& lane : lanes) {
     batch.rows += lane.rows;

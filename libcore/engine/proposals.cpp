@@ -22,7 +22,7 @@ void Engine::place_proposal(int64_t trunk_rows, int64_t rows, int64_t lanes, con
     chain_[j].positions = staging_.place(DType::I32, {step_lanes[j]});
     chain_[j].lane_table = staging_.place(DType::I32, {step_lanes[j], 4});
   }
-  in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+  place_tables();
 }
 
 // `order` lists the proposals by falling depth, so that every step of the chain goes on with the first of its rows.
@@ -62,7 +62,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
     const int32_t tried = trials_[static_cast<size_t>(p.lane)].tried;
     if (tried > 0) keep_stack(lane.slot, lane.first_row + lane.rows - 1 - tried + p.kept);
   }
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  fill_tables();
   auto* params = reinterpret_cast<SampleParams*>(in_.params.host.data);
   for (size_t j = 0; j < chain_.size(); ++j) {
     ChainStep& step = chain_[j];
@@ -156,7 +156,7 @@ void Engine::settle(int32_t slot) {
   place(0, 1, 0, 0, 0);
   in_.lanes.fill(lanes_.data(), 1);
   if (options_.state.trials > 0) in_.trials.fill(trials_.data(), 1);
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  fill_tables();
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   batch_.trials = in_.trials.device;
@@ -191,9 +191,9 @@ void Engine::catch_up(std::span<const int32_t> slots) {
     if (!weights_.mtp) continue;
     staging_.begin();
     place_draft_rows(options_.max_rows - room, static_cast<int64_t>(draft_lanes_.size()));
-    in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+    place_tables();
     fill_draft_rows();
-    in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+    fill_tables();
     staging_.send(*stream_);
     draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
     // In waves, however many: streaming would empty the pools of the rounds.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "libcore/engine/page_pool.h"
 #include "libcore/engine/weights.h"
 
 namespace fnx {
@@ -20,6 +21,15 @@ struct StateOptions {
   bool draft_head = false;      // also the draft head's caches
   int64_t trials = 0;           // most rows of a forward that a sequence may take back
   int64_t waiting = 512;        // most rows of a sequence that wait for the draft head, where rows may be tried
+  int64_t device_tokens = 0;    // whose keys and values stay on the device, rounded up to pages; 0: all
+};
+
+// Bytes and pages between the device and the host tier.
+struct PageTraffic {
+  PageCounts pages;
+  int64_t staged = 0;         // brought back for one layer's attention
+  int64_t rows_in_place = 0;  // rows whose attention read pages where they are in host memory
+  uint64_t spilled_bytes = 0, staged_bytes = 0;
 };
 
 // Everything that defines a sequence, on the host.
@@ -71,10 +81,30 @@ class StatePool {
   std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
   const StateOptions& options() const { return options_; }
   int64_t page_tokens() const { return page_tokens_; }
-  int64_t bytes() const;  // of all buffers
-  // Pages of each slot, [slots, table_width()], on the host: forwards take a copy.
-  std::span<const int32_t> block_table() const { return table_; }
-  int64_t table_width() const { return table_width_; }
+  // As a pool of these options has them.
+  static int64_t page_tokens_of(const ModelConfig& config);
+  static PagePool page_pool(const StateOptions& options, int64_t page_tokens);
+  int64_t device_bytes() const { return bytes_of(buffers_); }
+  int64_t host_bytes() const { return bytes_of(host_buffers_); }  // of the host tier
+  // Whose tables forwards take a copy of.
+  const PagePool& pages() const { return pages_; }
+
+  // Some keys and values may be in pinned host memory: the older pages of sequences. Attention may read them there; or,
+  // for many rows, from staged(), after stage().
+  bool host_tier() const { return pages_.tiered(); }
+  // A lane of more rows than this is staged; rounds of up to as many a lane are the ones that may be recorded.
+  static constexpr int64_t kInPlaceRows = 16;
+  bool stages(const Lane& lane) const { return lane.rows > kInPlaceRows && pages_.spilled(lane.slot) > 0; }
+  // Copies one cache's pages of a sequence in host memory to the device, in the stream's order.
+  void stage(int32_t slot, const KvCache& kv);
+  // That cache, with what was staged as its far pages: numbered by the last of the tables.
+  KvCache staged(const KvCache& kv) const;
+  // Notes a lane of the trunk, for the traffic.
+  void count(const Lane& lane) {
+    if (!stages(lane) && pages_.spilled(lane.slot) > 0) traffic_.rows_in_place += lane.rows;
+  }
+  // Checked: throws Internal when bytes and pages do not agree.
+  PageTraffic traffic() const;
 
   // By layer; only those of the layer's kind have buffers. The draft head's cache is the last.
   const GdnState& gdn(int64_t layer) const { return gdn_[layer]; }
@@ -101,10 +131,12 @@ class StatePool {
   struct Sequence {
     bool open = false;
     std::vector<int32_t> tokens;
-    std::vector<int32_t> pages;
     int32_t on_trial = 0, lag = 0, waiting = 0, absorbed = -1;
   };
-  View make(DType dtype, std::initializer_list<int64_t> dims);
+  View make(DType dtype, std::initializer_list<int64_t> dims, Space space = Space::Device);
+  static int64_t bytes_of(const std::vector<Buffer>& buffers);
+  void spill(std::span<const PagePool::Move> moves);
+  int64_t caches() const;  // with keys and values
   void each_part(int32_t slot, const std::function<void(const View&)>& part) const;
   size_t saved_bytes(int32_t slot) const;  // of all parts
 
@@ -112,13 +144,15 @@ class StatePool {
   Backend& backend_;
   StateOptions options_;
   Stream& stream_;
-  int64_t page_tokens_ = 0, pages_ = 0, table_width_ = 0;
-  std::vector<Buffer> buffers_;
+  int64_t page_tokens_ = 0;
+  PagePool pages_;
+  std::vector<Buffer> buffers_, host_buffers_;
   std::vector<GdnState> gdn_;
   std::vector<KvCache> kv_;
   std::vector<View> ple_;
   View last_stack_;
-  std::vector<int32_t> table_, free_pages_;
+  View staged_keys_, staged_values_;  // as keys, for the pages of one sequence
+  PageTraffic traffic_;
   std::vector<Sequence> sequences_;
 };
 
