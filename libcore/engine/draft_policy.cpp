@@ -79,8 +79,7 @@ int32_t DraftPolicy::best(const Width& width, std::span<const size_t> streams, d
 
 int32_t DraftPolicy::decide(std::span<const size_t> streams) const {
   if (options_.most == 0 || options_.fixed || streams.empty()) return streams.empty() ? 0 : options_.most;
-  const auto it = widths_.find(streams.size());
-  const Width& w = it != widths_.end() ? it->second : width(streams.size());
+  const Width w = width(streams.size());
   if (w.plain_due > 0 || w.wait > 0) return 0;
   double gain = 0;
   return best(w, streams, &gain);
