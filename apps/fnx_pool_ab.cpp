@@ -62,6 +62,7 @@ struct Options {
 struct Arm {
   std::array<std::vector<double>, 2> ns;  // by figure
   std::vector<int32_t> tokens;
+  std::string logits_hash;  // of a run of its own
   int64_t other_tokens = 0;
   uint64_t misses = 0, fills = 0;
   PhaseCounters rounds;  // of the decode rounds that were timed
@@ -107,6 +108,7 @@ class PoolAb {
         sample(static_cast<size_t>((pair + turn) % 2), engine, pools, work);
         run_.progress("runs", static_cast<uint64_t>(2 * pair + turn + 1), static_cast<uint64_t>(2 * o_.pairs));
       }
+    for (size_t a = 0; a < 2 && !stop(); ++a) hash_logits(a, engine, pools, work);
     if (stop()) return;
     if (report()) bound(pools);
     run_.receipt().evidence["graph"] = {{"replays", engine.graph_counters().replays},
@@ -125,14 +127,25 @@ class PoolAb {
     return work;
   }
 
-  void sample(size_t a, Engine& engine, ExpertPools& pools, const Workload& work) {
-    const PoolCounters before = pools.counters();
-    const PhaseCounters rounds_before = pools.rounds();
+  // Pools as the arm's runs find them.
+  void start(size_t a, Engine& engine, ExpertPools& pools) {
     pools.reset();
     if (o_.planners()) pools.set_planner(a == 0 ? Planner::Host : Planner::Device);
     if (a == 1 || o_.planners())
       pools.warm([&](int64_t b) -> std::span<const uint64_t> { return heat_[static_cast<size_t>(b)]; });
     engine.stream().synchronize();
+  }
+
+  void hash_logits(size_t a, Engine& engine, ExpertPools& pools, Workload work) {
+    start(a, engine, pools);
+    work.hash_logits = true;
+    arms_[a].logits_hash = logits_hash(run_workload(engine, work, [&] { return run_.stopping(); }));
+  }
+
+  void sample(size_t a, Engine& engine, ExpertPools& pools, const Workload& work) {
+    const PoolCounters before = pools.counters();
+    const PhaseCounters rounds_before = pools.rounds();
+    start(a, engine, pools);
     const WorkloadRun run = run_workload(engine, work, [&] { return run_.stopping(); });
     if (run.stopped) return;
     Arm& arm = arms_[a];
@@ -184,6 +197,8 @@ class PoolAb {
     const bool equal = arms_[0].tokens == arms_[1].tokens && arms_[0].other_tokens + arms_[1].other_tokens == 0;
     receipt.result["token_hash"] = token_hash(arms_[0].tokens);
     receipt.add_gate("different_tokens", equal ? 0 : 1, "==", 0, "arms");
+    for (size_t a = 0; a < 2; ++a) receipt.result["logits_hash"][names_[a]] = arms_[a].logits_hash;
+    receipt.add_gate("different_logits", arms_[0].logits_hash == arms_[1].logits_hash ? 0 : 1, "==", 0, "arms");
     if (o_.planners())
       receipt.add_gate("different_misses", arms_[0].misses == arms_[1].misses ? 0 : 1, "==", 0, "arms");
     for (size_t a = 0; a < arms_.size(); ++a)

@@ -53,6 +53,12 @@ struct Cell {
   std::string name() const { return fmt::format("tokens{}/chunk{}", length, chunk); }
 };
 
+// What streamed experts cost the link in a run of a cell.
+struct LinkUse {
+  uint64_t forwards = 0;
+  double needed_bytes = 0;  // without experts that were copied ahead and no row chose
+};
+
 // A run of a cell.
 struct Sample {
   bool cold = false;
@@ -94,7 +100,7 @@ class Sweep {
     cells_ = plan_cells(o_, model_.config);
     std::vector<std::string> names;
     for (const Cell& c : cells_)
-      for (const char* figure : {"/rows_per_s", "/ttft_ns"}) names.push_back(c.name() + figure);
+      for (const char* figure : {"/rows_per_s", "/ttft_ns", "/link_share"}) names.push_back(c.name() + figure);
     limits_ = parse_gates(o_.gates, names);
     run_.receipt().set_effective("cells", cells_.size(), "flag");
   }
@@ -131,6 +137,7 @@ class Sweep {
     }
     compare();
     routing_->finish(run_);
+    link_bound();
     report_pools(*weights_, run_);
     judge_gates(limits_, figures_, run_.receipt());
     const std::string csv = csv_of(results_);
@@ -162,13 +169,64 @@ class Sweep {
     Engine engine(*weights_, *model_.backend, engine_options(work));
     routing_->watch(engine);
     std::vector<Sample> samples;
+    LinkUse link;
     for (int i = 0; i <= o_.repeat; ++i) {
+      const LinkUse before = link_use();
       const WorkloadRun timed = run_workload(engine, work, [&] { return run_.stopping(); });
       if (timed.stopped) return;
       samples.push_back({i == 0, timed.prompts_ns, peak_rss_bytes(), model_.backend->device_bytes(),
                          static_cast<uint64_t>(engine.state().device_bytes()), drawn_logits_hash(engine)});
+      const LinkUse after = link_use();
+      link = {after.forwards - before.forwards, after.needed_bytes - before.needed_bytes};
     }
     record(cell, samples);
+    links_.push_back(link);
+  }
+
+  LinkUse link_use() const {
+    if (!weights_->pools) return {};
+    const StreamCounters& s = weights_->pools->streamed();
+    const double spare = static_cast<double>(s.ahead + s.demand - s.needed);
+    return {s.forwards, static_cast<double>(weights_->pools->prompts().bytes) -
+                            spare * static_cast<double>(weights_->pools->line_bytes())};
+  }
+
+  // The least time of a prompt whose forwards stream experts: those that its rows chose, once a forward, over the link
+  // at the faster of what the forwards reached and what a fill of all lines does by itself.
+  void link_bound() {
+    const bool streamed = std::any_of(links_.begin(), links_.end(), [](const LinkUse& l) { return l.forwards > 0; });
+    const TimelineSummary line = streamed ? weights_->pools->timeline() : TimelineSummary{};
+    const double rate =
+        streamed ? std::max(filling_rate(), static_cast<double>(line.copied_bytes) / line.copying_ns * 1e9) : 0;
+    for (size_t i = 0; i < results_.size(); ++i) {
+      const std::string name = results_[i].first.name();
+      if (links_[i].forwards == 0) {
+        figures_.push_back({name + "/link_share", "ratio", 0, "its forwards stream no experts"});
+        continue;
+      }
+      const double least = links_[i].needed_bytes / rate * 1e9, share = least / results_[i].second.back().ttft_ns;
+      run_.receipt().evidence["link"][name] = {
+          {"needed_bytes", links_[i].needed_bytes}, {"least_ns", least}, {"share", share}};
+      figures_.push_back({name + "/link_share", "ratio", share, ""});
+      if (o_.format == "table")
+        run_.print(fmt::format("{}: {:.1f} GB of experts at {:.1f} GB/s: {:.0f} ms at least, {:.3f} of it reached\n",
+                               name, links_[i].needed_bytes / 1e9, rate / 1e9, least / 1e6, share));
+    }
+    if (!streamed) return;
+    run_.receipt().evidence["link"]["bytes_per_s"] = rate;
+    if (o_.format == "table")
+      run_.print(fmt::format("{:.3f} of the time of copies lies under the computation of experts\n",
+                             line.overlapped_ns / line.copying_ns));
+  }
+
+  // Of a fill of all lines with nothing beside it.
+  double filling_rate() {
+    ExpertPools& pools = *weights_->pools;
+    std::vector<std::vector<uint64_t>> heat;
+    for (int64_t b = 0; b < pools.banks(); ++b) heat.emplace_back(pools.heat(b).begin(), pools.heat(b).end());
+    pools.reset();
+    pools.warm([&](int64_t b) -> std::span<const uint64_t> { return heat[static_cast<size_t>(b)]; });
+    return pools.link_bytes_per_s();
   }
 
   void record(const Cell& cell, const std::vector<Sample>& samples) {
@@ -221,6 +279,7 @@ class Sweep {
   std::vector<Cell> cells_;
   std::vector<GateLimit> limits_;
   std::vector<std::pair<Cell, std::vector<Sample>>> results_;
+  std::vector<LinkUse> links_;  // of each result's last run
   std::vector<Figure> figures_;
 };
 

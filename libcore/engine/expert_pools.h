@@ -84,6 +84,7 @@ class ExpertPools {
 
   const ExpertPoolsOptions& options() const { return options_; }
   int64_t banks() const { return static_cast<int64_t>(pools_.size()); }
+  int64_t line_bytes() const { return line_bytes_; }
   uint64_t device_bytes() const { return lines_.bytes() + states_.bytes(); }
   uint64_t host_bytes() const;  // of the banks
   // These wait for the device when the state is there.

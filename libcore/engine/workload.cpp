@@ -99,6 +99,12 @@ int64_t different_rounds(const WorkloadRun& a, const WorkloadRun& b) {
   return different;
 }
 
+std::string logits_hash(const WorkloadRun& run) {
+  std::string all;
+  for (const std::string& hash : run.logits_hashes) all += hash;
+  return xxh3_hex(all.data(), all.size());
+}
+
 std::string drawn_logits_hash(Engine& engine) {
   const std::vector<float> rows = engine.to_host(engine.drawn_logits());
   return xxh3_hex(rows.data(), rows.size() * sizeof(float));

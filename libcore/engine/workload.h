@@ -42,6 +42,9 @@ WorkloadRun run_workload(Engine& engine, const Workload& work, const std::functi
 // when one run is shorter.
 int64_t different_rounds(const WorkloadRun& a, const WorkloadRun& b);
 
+// One hash of all of a run's logits_hashes.
+std::string logits_hash(const WorkloadRun& run);
+
 // XXH3-128 of the rows that the engine's last round drew from.
 std::string drawn_logits_hash(Engine& engine);
 
