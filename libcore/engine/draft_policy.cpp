@@ -65,10 +65,11 @@ DraftPolicy::Width DraftPolicy::width(size_t streams) const {
 }
 
 int32_t DraftPolicy::best(const Width& width, std::span<const size_t> streams, double* gain) const {
+  // Of the stream that drafts help least: where it is slower, those that are faster would wait for it at the end.
   const auto rate = [&](int32_t d) {
-    double sum = 0;
-    for (const size_t id : streams) sum += tokens(id, d);
-    return sum / width.expected_ns(d);
+    double least = tokens(streams[0], d);
+    for (const size_t id : streams) least = std::min(least, tokens(id, d));
+    return least / width.expected_ns(d);
   };
   int32_t depth = 1;
   for (int32_t d = 2; d <= options_.most; ++d)

@@ -37,7 +37,7 @@ class DraftPolicy {
  public:
   explicit DraftPolicy(const DraftOptions& options) : options_(options) {}
 
-  // Depth of the next round of these streams.
+  // Depth of the next round of these streams: one that slows none of them.
   int32_t decide(std::span<const size_t> streams) const;
   void observe(const DraftRound& round);
   // The number may be that of another stream from now on; what is known of all streams stays.
