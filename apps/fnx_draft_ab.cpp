@@ -44,7 +44,7 @@ struct Options {
   ModelOptions model;
   std::string sequences = "1,2,4,8", texts = "code,chat,prose", sampling = "greedy,seeded";
   int64_t max_tokens = 192, chunk_rows = 256;
-  int pairs = kFewestPairs, warmup = 1;
+  int pairs = kFewestPairs, warmup = 3;
   std::vector<std::string> gates;
 
   void add(CLI::App& app) {

@@ -11,6 +11,7 @@ constexpr double kDecay = 0.97;                        // of counts, a round
 constexpr double kPriorRounds = 2, kPriorKept = 0.7;   // before anything is known
 constexpr int64_t kProbe = 4;                          // rounds of a trial of drafts
 constexpr double kLost = 0.9;                          // gain below which a trial is not gone through with
+constexpr int64_t kMostSkipped = 8;                    // rounds of a trial whose times do not count
 constexpr int64_t kFirstWait = 8, kLongestWait = 512;  // plain rounds between trials
 constexpr int64_t kLongestDrafting = 128;              // rounds of drafts between plain ones
 }  // namespace
@@ -19,11 +20,13 @@ double DraftPolicy::Times::typical() const { return ns.empty() ? 0 : median(ns);
 
 double DraftPolicy::Width::expected_ns(int32_t d) const {
   if (!depth[static_cast<size_t>(d)].ns.empty() || d == 0) return depth[static_cast<size_t>(d)].typical();
-  // A step costs what the last measured one did; an optimistic tenth of a plain round when none was.
   int32_t known = d - 1;
   while (known > 0 && depth[static_cast<size_t>(known)].ns.empty()) --known;
   const double plain = depth[0].typical(), at = depth[static_cast<size_t>(known)].typical();
-  const double step = known == 0 ? plain / 10 : std::max(0.0, (at - plain) / known);
+  // Hopes: of the first step, so that it is tried, and before the others; of those behind it, as it has costs of its
+  // own.
+  if (known == 0) return plain * (d + 0.1);
+  const double step = std::max(0.0, (at - plain) / known) * (known == 1 ? 0.6 : 1.0);
   return at + step * (d - known);
 }
 
@@ -62,10 +65,11 @@ DraftPolicy::Width DraftPolicy::width(size_t streams) const {
 }
 
 int32_t DraftPolicy::best(const Width& width, std::span<const size_t> streams, double* gain) const {
+  // Of the stream that drafts help least: where it is slower, those that are faster would wait for it at the end.
   const auto rate = [&](int32_t d) {
-    double sum = 0;
-    for (const size_t id : streams) sum += tokens(id, d);
-    return sum / width.expected_ns(d);
+    double least = tokens(streams[0], d);
+    for (const size_t id : streams) least = std::min(least, tokens(id, d));
+    return least / width.expected_ns(d);
   };
   int32_t depth = 1;
   for (int32_t d = 2; d <= options_.most; ++d)
@@ -93,28 +97,29 @@ void DraftPolicy::observe(const DraftRound& round) {
   if (options_.fixed || options_.most == 0 || ids.empty()) return;
   Width& w = widths_.try_emplace(ids.size(), width(ids.size())).first->second;
   Times& times = w.depth[static_cast<size_t>(round.depth)];
-  // The first round of a kind pays for what later ones find ready, and one behind another depth for the change.
-  if (times.seen == 1) times.ns.clear();
-  if (times.ns.empty() || w.last_depth == round.depth) {
+  // A round behind one of another depth pays for the change, and the first of all for what later ones find ready.
+  const bool counts = !round.recorded && w.last_depth == round.depth;
+  w.last_depth = round.depth;
+  if (counts) {
     if (times.ns.size() == kSamples) times.ns.erase(times.ns.begin());
     times.ns.push_back(round.ns);
   }
-  ++times.seen;
-  w.last_depth = round.depth;
   if (round.depth == 0) {
     if (w.plain_due > 0) --w.plain_due;
-    if (w.wait > 0 && --w.wait == 0) w.probing = kProbe;
+    if (w.wait == 1 && times.ns.empty()) return;
+    if (w.wait > 0 && --w.wait == 0) w.probing = kProbe, w.skipped = 0;
     return;
   }
-  if (++w.since_plain >= w.next_plain) {
+  if (w.probing == 0 && ++w.since_plain >= w.next_plain) {
     w.since_plain = 0, w.plain_due = 2;
     w.next_plain = std::min(2 * w.next_plain, kLongestDrafting);
   }
   const bool probed = w.probing > 0;
+  if (!counts && (probed ? ++w.skipped < kMostSkipped : times.ns.empty())) return;
   double gain = 0;
-  best(w, ids, &gain);
+  if (!times.ns.empty()) best(w, ids, &gain);
   // A trial ends early when it is lost.
-  if (probed && --w.probing > 0 && (gain >= kLost || times.seen < 2)) return;
+  if (probed && counts && --w.probing > 0 && (gain >= kLost || times.ns.size() < 2)) return;
   w.probing = 0;
   // Going on takes half the gain that starting takes, or chance would end what pays.
   if (gain >= (probed ? options_.guard : (1 + options_.guard) / 2)) {

@@ -30,13 +30,14 @@ struct DraftRound {
   int32_t depth = 0;  // as decided
   std::vector<Stream> streams;
   double ns = 0;
+  bool recorded = false;  // something in it, for rounds to come: its time is not theirs
 };
 
 class DraftPolicy {
  public:
   explicit DraftPolicy(const DraftOptions& options) : options_(options) {}
 
-  // Depth of the next round of these streams.
+  // Depth of the next round of these streams: one that slows none of them.
   int32_t decide(std::span<const size_t> streams) const;
   void observe(const DraftRound& round);
   // The number may be that of another stream from now on; what is known of all streams stays.
@@ -47,16 +48,16 @@ class DraftPolicy {
   // Of one depth at one number of streams: the last times.
   struct Times {
     std::vector<double> ns;
-    int64_t seen = 0;
     double typical() const;
   };
   struct Width {
     std::array<Times, kMostDrafts + 1> depth;
-    int32_t last_depth = 0;
+    int32_t last_depth = -1;
     int64_t plain_due = 0;                    // plain rounds that are due, to time them
     int64_t since_plain = 0, next_plain = 8;  // rounds of drafts, and how many until plain is timed again
     int64_t wait = 2, next_wait = 8;          // plain rounds before drafts are tried, and after they fail
     int64_t probing = 0;                      // rounds of drafts that are due whatever they bring
+    int64_t skipped = 0;                      // since these began, rounds whose times do not count
     double expected_ns(int32_t d) const;      // measured, or from the depths below
   };
   // Decayed counts of each place in a chain: reached, kept.

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "kernels/error.h"
 #include "libcore/dist/communicator.h"
@@ -141,10 +142,14 @@ class Run {
     report_logits();
     for (Active& a : active_)
       if (a.first_draw >= 0) take(a, drawn);
+    // What the draft head still absorbs of a prompt is the prompt's time.
+    if (any_prompt && !drawn.empty()) engine_.stream().synchronize();
     const double verified = now_ns();
     (any_prompt ? stats_.prompt_ns : stats_.decode_ns).push_back(verified - began + draft_ns_);
     if (drafting()) {
-      if (!any_prompt) observe(stats_.decode_ns.back());
+      const GraphCounters& graphs = engine_.graph_counters();
+      const int64_t before = std::exchange(recordings_, graphs.captures + graphs.failed);
+      if (!any_prompt) observe(stats_.decode_ns.back(), recordings_ != before);
       draft();
       draft_ns_ = now_ns() - verified;
     }
@@ -233,8 +238,8 @@ class Run {
       a.end = Finish::Length;
   }
 
-  void observe(double ns) {
-    DraftRound round{depth_, {}, ns};
+  void observe(double ns, bool recorded) {
+    DraftRound round{depth_, {}, ns, recorded};
     for (const Active& a : active_) {
       const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
       round.streams.push_back({a.request, tried, a.kept});
@@ -325,6 +330,7 @@ class Run {
   std::vector<Draw> draws_;
   int32_t depth_ = 0;    // decided for the next round
   double draft_ns_ = 0;  // spent on its drafts
+  int64_t recordings_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What a sequence is between two forwards: recurrent states by slot, keys and values in pages, tokens on the host.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -19,6 +20,7 @@ struct StateOptions {
   DType kv_dtype = DType::F32;  // F32 or BF16
   bool draft_head = false;      // also the draft head's caches
   int64_t trials = 0;           // most rows of a forward that a sequence may take back
+  int64_t waiting = 512;        // most rows of a sequence that wait for the draft head, where rows may be tried
   int64_t device_tokens = 0;    // whose keys and values stay on the device, rounded up to pages; 0: all
 };
 
@@ -71,7 +73,9 @@ class StatePool {
     sequences_[slot].waiting = rows, sequences_[slot].absorbed = absorbed;
   }
   // Where rows may be tried plain rounds let rows wait, so that one pass of the draft head serves many.
-  int64_t waiting_rows() const { return options_.trials > 0 ? kMostWaiting : 1; }
+  int64_t waiting_rows() const {
+    return options_.trials > 0 ? std::min(options_.waiting, std::max(kLeastWaiting, kWaiting / options_.slots)) : 1;
+  }
 
   int64_t length(int32_t slot) const { return static_cast<int64_t>(sequences_[slot].tokens.size()); }
   std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
@@ -123,7 +127,7 @@ class StatePool {
   int32_t restore(const Snapshot& snapshot);
 
  private:
-  static constexpr int64_t kMostWaiting = 128;
+  static constexpr int64_t kWaiting = 2048, kLeastWaiting = 64;  // of all sequences; of each
   struct Sequence {
     bool open = false;
     std::vector<int32_t> tokens;

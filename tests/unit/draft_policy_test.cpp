@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "libcore/engine/draft_policy.h"
@@ -111,10 +112,14 @@ TEST_CASE("draft_policy: a stream whose text changes is followed both ways") {
   CHECK(run(policy, machine, 200).rate() > 1.7);
 }
 
-TEST_CASE("draft_policy: several streams share a depth that pays for all together; a fixed depth is always taken") {
-  Machine machine{0.3, 0.02, {0.9, 0.1, 0.9}};
+TEST_CASE("draft_policy: several streams share a depth that slows none of them; a fixed depth is always taken") {
+  Machine machine{0.3, 0.02, {0.9, 0.7, 0.9}};
   DraftPolicy policy({4, false});
-  CHECK(run(policy, machine, 400).rate() / 3 > 1.1);
+  CHECK(run(policy, machine, 400).rate() / 3 > 1.2);
+  Machine uneven{0.3, 0.02, {0.9, 0.1, 0.9}};
+  DraftPolicy kind({4, false});
+  const Tally t = run(kind, uneven, 400);
+  CHECK(std::count(t.depths.begin() + 100, t.depths.end(), 0) > 285);
   Machine wrong{0.3, 0, {0.0}};
   DraftPolicy fixed({3, true});
   for (const int32_t depth : run(fixed, wrong, 20).depths) CHECK(depth == 3);
@@ -129,4 +134,22 @@ TEST_CASE("draft_policy: the same rounds lead to the same decisions") {
     CHECK(again.decide(std::vector<size_t>{0, 1}) == round.depth);
     again.observe(round);
   }
+}
+
+TEST_CASE("draft_policy: a trial whose rounds record is judged by those that do not, and ends where all do") {
+  const std::vector<size_t> ids{0};
+  const auto tried = [&](int recording) {
+    DraftPolicy policy({1, false});
+    int rounds = 0;
+    for (int r = 0; r < 40; ++r) {
+      const int32_t depth = policy.decide(ids);
+      const bool recorded = depth > 0 && rounds < recording;
+      rounds += depth;
+      policy.observe({depth, {{0, depth, depth}}, depth == 0 ? 1e6 : recorded ? 4e6 : 1.3e6, recorded});
+    }
+    return rounds;
+  };
+  CHECK(tried(0) > 30);
+  CHECK(tried(3) > 30);
+  CHECK(tried(40) < 25);
 }
