@@ -20,7 +20,7 @@ using namespace fnx;
 
 namespace {
 
-using Names = std::array<std::string_view, 2>;
+using Names = std::array<std::string, 2>;
 constexpr std::array<const char*, 2> kFigures = {"first_token", "round"};
 
 struct Options {
@@ -39,7 +39,7 @@ struct Options {
   }
   Names arms() const {
     if (!planners()) return {"cold", "warm"};
-    return {planner_name(arm_planners()[0]), planner_name(arm_planners()[1])};
+    return {std::string(planner_name(arm_planners()[0])), std::string(planner_name(arm_planners()[1]))};
   }
 
   void add(CLI::App& app) {
@@ -87,7 +87,7 @@ class PoolAb {
       : o_(options), run_(run), model_(OpenedModel::open(options.model, run)), names_(options.arms()) {
     std::vector<std::string> names;
     for (const char* f : kFigures) names.push_back(std::string(f) + "/ratio");
-    for (const std::string_view a : names_) names.push_back(std::string(a) + "/bound_share");
+    for (const std::string& a : names_) names.push_back(std::string(a) + "/bound_share");
     limits_ = parse_gates(o_.gates, names);
     run_.receipt().set_effective("arms", Json::array({names_[0], names_[1]}), "this tool runs both");
   }
@@ -214,7 +214,7 @@ class PoolAb {
     if (!equal) {
       run_.print("the arms' tokens differ; no times\n");
       for (const char* f : kFigures) figures_.push_back({std::string(f) + "/ratio", "ratio", 0, "the arms differ"});
-      for (const std::string_view a : names_)
+      for (const std::string& a : names_)
         figures_.push_back({std::string(a) + "/bound_share", "ratio", 0, "the arms differ"});
       return false;
     }

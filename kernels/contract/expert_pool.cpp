@@ -435,7 +435,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
     for (int64_t i = 0; i < p.number("experts") * words; ++i) bank[i] = static_cast<int32_t>(random.below(1 << 30));
     add_state(p, kind, random);
     *p.add("ended", DType::I32, Role::In, false, {1}).as<int32_t>() = kind == Kind::Directed;
-    add_foreseen(p, random, rows, Role::Out);
+    add_foreseen(p, random, PoolStage::kPlaces, Role::Out);
     std::fill_n(p["there"].data(), p["there"].size(), std::byte{7});
     return p;
   };
