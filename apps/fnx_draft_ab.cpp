@@ -86,15 +86,18 @@ struct RunOf {
   SchedulerStats stats;
 };
 
-// One arm of a cell: an engine of its own, so that its graphs live from run to run, and its samples.
+// One arm of a cell: an engine of its own, so that its graphs live from run to run, what it learns of drafts likewise;
+// and its samples.
 struct Arm {
   std::unique_ptr<Engine> engine;
   DraftOptions draft;
+  std::unique_ptr<DraftPolicy> policy;
   RunOf reference;
   std::vector<double> ns_per_token;
   int64_t other_tokens = 0;  // timed runs whose tokens differ from the reference run's
   int64_t drafted = 0, kept = 0, rounds = 0;
   std::array<int64_t, kMostDrafts + 1> depths{};
+  std::array<std::vector<double>, kMostDrafts + 1> round_ns;  // by depth
 };
 
 class DraftAb {
@@ -161,7 +164,7 @@ class DraftAb {
     return out;
   }
 
-  RunOf run(const Arm& arm, const std::vector<Request>& requests, bool hash) {
+  RunOf run(Arm& arm, const std::vector<Request>& requests, bool hash) {
     RunOf out;
     std::vector<std::vector<int32_t>> tokens(requests.size());
     std::vector<std::string> hashes(requests.size());
@@ -176,7 +179,7 @@ class DraftAb {
     so.chunk_rows = o_.chunk_rows;
     so.parallel = static_cast<int64_t>(requests.size());
     so.valid_ids = tokenizer_ ? tokenizer_->vocab_limit() : 0;
-    so.draft = arm.draft;
+    so.draft = arm.draft, so.policy = arm.policy.get();
     out.stats = run_requests(*arm.engine, requests, so, events);
     for (const auto& t : tokens) out.tokens.insert(out.tokens.end(), t.begin(), t.end());
     const std::string all = fmt::format("{}", fmt::join(hashes, ""));
@@ -200,12 +203,13 @@ class DraftAb {
           cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + eo.state.trials);
       eo.graphs = o_.model.graph == "on";
       if (a == 1) arms[a].draft = draft_;
+      arms[a].policy = std::make_unique<DraftPolicy>(arms[a].draft);
       arms[a].engine = std::make_unique<Engine>(*weights_[a], *model_.backend, eo);
       arms[a].reference = run(arms[a], work, true);
     }
     const bool equal = !run_.stopping() && compare(cell, arms);
     for (int i = 0; i < o_.warmup && equal; ++i)
-      for (const Arm& arm : arms) run(arm, work, false);
+      for (Arm& arm : arms) run(arm, work, false);
     for (int pair = 0; pair < o_.pairs && equal; ++pair)
       for (int turn = 0; turn < 2; ++turn) {
         Arm& arm = arms[static_cast<size_t>((pair + turn) % 2)];
@@ -217,6 +221,7 @@ class DraftAb {
         for (const DraftRound& r : sample.stats.draft_rounds) {
           arm.rounds += static_cast<int64_t>(r.streams.size());
           ++arm.depths[static_cast<size_t>(r.depth)];
+          arm.round_ns[static_cast<size_t>(r.depth)].push_back(r.ns);
         }
       }
     if (run_.stopping()) return false;
@@ -250,6 +255,8 @@ class DraftAb {
     const Arm& d = arms[1];
     Json& evidence = receipt.evidence[name];
     evidence = {{"drafted_tokens", d.drafted}, {"kept_drafts", d.kept}, {"rounds_by_draft_depth", d.depths}};
+    for (const std::vector<double>& ns : d.round_ns)
+      evidence["median_round_ns_by_draft_depth"].push_back(ns.empty() ? Json() : Json(median(ns)));
     const GraphCounters g = d.engine->graph_counters();
     evidence["graphs"] = {{"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
     for (size_t a = 0; a < arms.size(); ++a)

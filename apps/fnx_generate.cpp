@@ -30,6 +30,7 @@ struct Options {
   void add(CLI::App& app) {
     model.ranks = true;
     model.add(app, true);
+    model.add_pages(app);
     prompts.add(app);
     routing.add(app);
     app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")
@@ -185,7 +186,7 @@ void generate(const Options& o, ToolRun& run) {
   if (o.mtp_logits && !engine.has_draft_head())
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");
-  receipt.set_effective("state_bytes", engine.state().bytes(), "computed");
+  receipt.set_effective("state_bytes", engine.state().device_bytes(), "computed");
 
   routing.watch(engine);
   const bool jsonl = !o.prompts.jsonl.empty() || o.format == "jsonl", ids_only = !tokenizer || o.format == "ids";
@@ -258,6 +259,7 @@ void generate(const Options& o, ToolRun& run) {
   }
   routing.finish(run);
   report_pools(weights, run);
+  report_pages(engine.state(), run);
   if (eo.graphs) {
     const GraphCounters& g = engine.graph_counters();
     receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;

@@ -175,7 +175,7 @@ class Sweep {
       const WorkloadRun timed = run_workload(engine, work, [&] { return run_.stopping(); });
       if (timed.stopped) return;
       samples.push_back({i == 0, timed.prompts_ns, peak_rss_bytes(), model_.backend->device_bytes(),
-                         static_cast<uint64_t>(engine.state().bytes()), drawn_logits_hash(engine)});
+                         static_cast<uint64_t>(engine.state().device_bytes()), drawn_logits_hash(engine)});
       const LinkUse after = link_use();
       link = {after.forwards - before.forwards, after.needed_bytes - before.needed_bytes};
     }

@@ -116,7 +116,8 @@ class TpParity {
     };
     add(0, 0);
     const Cell& largest = cells_.back();
-    if (model_.plan(o_.model, engine_options(largest, arms_[1], false), run_)) return false;
+    EngineOptions engine = engine_options(largest, arms_[1], false);
+    if (model_.plan(o_.model, engine, run_)) return false;
     if (o_.model.expert_lines != "auto") {
       add(model_.expert_lines, model_.expert_lines);
     } else if (model_.backend->name() == "cuda") {

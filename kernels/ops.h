@@ -106,6 +106,7 @@ struct Batch {
   View positions;    // I32 [R]
   View trials;       // I32 [lanes, 2], as Trial; empty: all zero
   View block_table;  // I32 [slots, pages a sequence]: page of a sequence's i-th run of page_tokens tokens
+  View kv_table;     // likewise, of keys and values; empty: as block_table
 };
 
 // ---------------------------------------------------------------------------------------------- operands of operations
@@ -159,13 +160,16 @@ struct QsaWeights {
   NormWeights index_q_norm, index_k_norm;                         // [index_dim]
 };
 
-// Paged keys and values of one layer; page_tokens is a multiple of the index ratio.
+// Paged keys and values of one layer; page_tokens is a multiple of the index ratio. Pages that kv_table numbers from
+// `pages` on are those of far_keys and far_values, which may be pinned host memory: operations read and write them
+// where they are.
 struct KvCache {
   int64_t page_tokens = 0;
   View keys, values;  // F32 or BF16 [pages, page_tokens, kv_heads, head_dim]; keys normed and rotated
   View index_keys;    // F32 [pages, page_tokens / ratio, index_dim]: pooled, normed, rotated keys of complete blocks
   View raw_keys;      // F32 [slots, ring, index_dim]: raw index keys at position % ring, a multiple of the ratio;
                       // longer than the ratio by the rows that may be tried
+  View far_keys, far_values;  // as keys; empty when no page lies there
 };
 
 // Activations of one QSA layer. Queries and index queries are normed and rotated in place by qsa_write.
@@ -264,6 +268,8 @@ class Backend {
   virtual void clear(Stream&, View dst) = 0;
   // to[i] = from[ids[i]]; rows of ids below 0 stay. ids I32 [R], rows of a multiple of 4 bytes, from is not to.
   virtual void gather(Stream&, View ids, View from, View to) = 0;
+  // to[ids[i]] = from[i], likewise; ids that are not below 0 differ.
+  virtual void scatter(Stream&, View ids, View from, View to) = 0;
 
   // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies,
   // H].

@@ -212,11 +212,12 @@ std::unique_ptr<Kernel> qsa_attend_entry() {
       "BF16, up to 64 rows: parts of 64 keys by KV heads by rows, then a merge, a block a head of a row; more "
       "rows, and F32: a block a KV head of a row",
       {{"query_gate", "F32", "[rows, heads, 2, 256]", 16, "read"},
-       {"keys", "BF16 or F32", "[pages, page_tokens, kv_heads, 256]", 16, "read"},
+       {"keys", "BF16 or F32",
+        "[pages, page_tokens, kv_heads, 256] in two ranges, one of which may be mapped host memory", 16, "read"},
        {"values", "BF16 or F32", "as keys", 16, "read"},
        {"selected", "I32", "[rows, blocks]", 4, "read"},
        {"lanes", "I32", "[lanes, 4]", 16, "read"},
-       {"block_table", "I32", "[slots, width]", 4, "read"},
+       {"kv_table", "I32", "[slots, width]", 4, "read"},
        {"out", "F32", "[rows, heads * 256]", 16, "written"}},
       "none",
       "a row depends on its query, gate, position, selection and its sequence's keys and values",
@@ -241,7 +242,7 @@ std::unique_ptr<Kernel> qsa_attend_entry() {
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
     LaneBatch lanes(p);
-    lanes.batch.block_table = p["block_table"].view();
+    lanes.batch.block_table = p["block_table"].view(), lanes.batch.kv_table = p["kv_table"].view();
     backend->qsa_attend(*backend->make_stream(), qsa_weights(p), lanes.batch, qsa_rows(p), qsa_cache(p),
                         p["out"].view());
   };

@@ -45,9 +45,12 @@ int64_t add_pages(Problem& p, int64_t rows, Random& random) {
   const int64_t slots = lane_slots(rows), width = p.number("width"), own = std::min<int64_t>(width, kMostPages);
   std::vector<int32_t> order(static_cast<size_t>(slots * own));
   std::iota(order.begin(), order.end(), 0);
-  for (size_t i = 1; i < order.size(); ++i) std::swap(order[i], order[static_cast<size_t>(random.below(i + 1))]);
-  auto* table = p.add("block_table", DType::I32, Role::In, false, {slots, width}).as<int32_t>();
-  for (int64_t i = 0; i < slots * width; ++i) table[i] = order[static_cast<size_t>(i / width * own + i % width % own)];
+  for (const char* name : {"block_table", "kv_table"}) {
+    for (size_t i = 1; i < order.size(); ++i) std::swap(order[i], order[static_cast<size_t>(random.below(i + 1))]);
+    auto* table = p.add(name, DType::I32, Role::In, false, {slots, width}).as<int32_t>();
+    for (int64_t i = 0; i < slots * width; ++i)
+      table[i] = order[static_cast<size_t>(i / width * own + i % width % own)];
+  }
   return slots * own;
 }
 
@@ -63,13 +66,19 @@ void add_cache(Problem& p, const char* name, Role role, int64_t pages, Random& r
   }
 }
 
+namespace {
+// The far half of the pages lies first in the operands, so that no launch is right that takes far pages for near ones.
+int64_t far_pages(int64_t pages) { return pages / 2; }
+}  // namespace
+
 int64_t token_place(const Problem& p, const QsaSizes& s, int32_t slot, int64_t token) {
-  const int64_t page = p["block_table"].as<int32_t>()[slot * s.width + token / s.page_tokens];
-  return page * s.page_tokens + token % s.page_tokens;
+  const int64_t page = p["kv_table"].as<int32_t>()[slot * s.width + token / s.page_tokens];
+  const int64_t pages = p["keys"].shape[0], far = far_pages(pages);
+  return (page + far) % pages * s.page_tokens + token % s.page_tokens;
 }
 
 int64_t block_place(const Problem& p, const QsaSizes& s, int32_t slot, int64_t block) {
-  return token_place(p, s, slot, block * s.ratio) / s.ratio;
+  return p["block_table"].as<int32_t>()[slot * s.width + block / s.per_page()] * s.per_page() + block % s.per_page();
 }
 
 std::vector<QsaRow> rows_of(const Problem& p) {
@@ -111,10 +120,12 @@ std::vector<Refusal> qsa_refusals() {
 
 Control crossed_pages() {
   return tamper_control("crossed pages", 2, [](Problem& p) {
-    Operand& table = p["block_table"];
-    const int64_t width = table.shape[1];
-    for (int64_t slot = 0; slot < table.shape[0]; ++slot)
-      std::reverse(table.as<int32_t>() + slot * width, table.as<int32_t>() + (slot + 1) * width);
+    for (const char* name : {"block_table", "kv_table"}) {
+      Operand& table = p[name];
+      const int64_t width = table.shape[1];
+      for (int64_t slot = 0; slot < table.shape[0]; ++slot)
+        std::reverse(table.as<int32_t>() + slot * width, table.as<int32_t>() + (slot + 1) * width);
+    }
   });
 }
 
@@ -134,8 +145,15 @@ QsaWeights qsa_weights(Problem& p) {
 }
 
 KvCache qsa_cache(Problem& p) {
-  return {p.number("page_tokens"), view_of(p, "keys"), view_of(p, "values"), view_of(p, "index_keys"),
-          view_of(p, "raw_keys")};
+  KvCache kv;
+  kv.page_tokens = p.number("page_tokens");
+  kv.index_keys = view_of(p, "index_keys"), kv.raw_keys = view_of(p, "raw_keys");
+  if (!p.has("keys")) return kv;
+  const View keys = view_of(p, "keys"), values = view_of(p, "values");
+  const int64_t far = far_pages(keys.shape[0]), near = keys.shape[0] - far;
+  kv.keys = keys.rows(far, near), kv.far_keys = keys.rows(0, far);
+  kv.values = values.rows(far, near), kv.far_values = values.rows(0, far);
+  return kv;
 }
 
 QsaRows qsa_rows(Problem& p) {
@@ -149,17 +167,22 @@ cuda::QsaShape device_shape(const Problem& p, DeviceProblem& d) {
   cuda::QsaShape q;
   q.rows = p.rows, q.heads = s.heads, q.kv_heads = s.kv_heads, q.head_dim = kHeadDim, q.index_heads = s.index_heads;
   q.index_dim = kIndexDim, q.ratio = s.ratio, q.blocks = s.blocks, q.rotary = kRotary, q.page_tokens = s.page_tokens;
-  q.table_width = s.width, q.block_table = d.get<int32_t>("block_table"), q.lanes = device_lanes(p, d);
+  q.table_width = s.width, q.block_table = d.get<int32_t>("block_table"), q.kv_table = d.get<int32_t>("kv_table");
+  q.lanes = device_lanes(p, d);
   return q;
 }
 
 cuda::QsaCache device_cache(const Problem& p, DeviceProblem& d) {
-  return {static_cast<DType>(p.number("dtype")),
-          d.at("keys"),
-          d.at("values"),
-          d.get<float>("index_keys"),
-          d.get<float>("raw_keys"),
-          p.number("ring")};
+  cuda::QsaCache c;
+  c.dtype = static_cast<DType>(p.number("dtype")), c.ring = p.number("ring");
+  c.index_keys = d.get<float>("index_keys"), c.raw_keys = d.get<float>("raw_keys");
+  if (!p.has("keys")) return c;
+  const Operand& keys = p["keys"];
+  const int64_t far = far_pages(keys.shape[0]), far_bytes = far * keys.size() / keys.shape[0] * dtype_size(keys.dtype);
+  c.keys = {d.get<std::byte>("keys") + far_bytes, d.at("keys")};
+  c.values = {d.get<std::byte>("values") + far_bytes, d.at("values")};
+  c.near_tokens = (keys.shape[0] - far) * p.number("page_tokens");
+  return c;
 }
 #endif
 

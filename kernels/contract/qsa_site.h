@@ -26,13 +26,13 @@ struct QsaSizes {
 
 // Sequences begin near position `start`, which the block table's width follows; `ring` raw keys, a multiple of 4.
 Shape qsa_shape(int64_t heads, int64_t kv_heads, int64_t blocks, DType dtype, int64_t start = 60, int64_t ring = 4);
-// Adds "lanes" and "block_table": no two sequences share a page, nor two of the last 64 pages of one. Returns the
-// number of pages.
+// Adds "lanes", "block_table" and "kv_table": no two sequences share a page, nor two of the last 64 pages of one.
+// Returns the number of pages.
 int64_t add_pages(Problem& p, int64_t rows, Random& random);
 // Adds one of keys and values: [pages, page_tokens, kv_heads, head_dim] of normal numbers.
 void add_cache(Problem& p, const char* name, Role role, int64_t pages, Random& random);
 
-// Place of a sequence's token or index block among all pages.
+// Place of a sequence's token in the operands of keys and values, of an index block in that of index keys.
 int64_t token_place(const Problem& p, const QsaSizes& s, int32_t slot, int64_t token);
 int64_t block_place(const Problem& p, const QsaSizes& s, int32_t slot, int64_t block);
 

@@ -190,7 +190,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
   e.record = {
       "qsa_write",
       "qsa_write",
-      {{"qsa_write_kernel", 128, 64, 4096, 0, 32}},
+      {{"qsa_write_kernel", 128, 64, 4096, 0, 48}},
       "head dim 256, index dim 128, rotary even to 128, at most 16 query heads a KV head, 1 to 8 index heads, ratio 1 "
       "to 64, a ring of raw keys of whole blocks, BF16 or F32 pages, any lanes and rows",
       "a warp a head of a row and a warp a lane, four a block",
@@ -205,7 +205,10 @@ std::unique_ptr<Kernel> qsa_write_entry() {
        {"inv_freq", "F32", "[rotary / 2]", 4, "read"},
        {"lanes", "I32", "[lanes, 4]", 16, "read"},
        {"block_table", "I32", "[slots, width]", 4, "read"},
-       {"keys", "BF16 or F32", "[pages, page_tokens, kv_heads, 256]", 4, "written at the rows' tokens"},
+       {"kv_table", "I32", "[slots, width]", 4, "read"},
+       {"keys", "BF16 or F32",
+        "[pages, page_tokens, kv_heads, 256] in two ranges, one of which may be mapped host memory", 4,
+        "written at the rows' tokens"},
        {"values", "BF16 or F32", "as keys", 4, "written at the rows' tokens"},
        {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 4, "written at the blocks that the rows complete"},
        {"raw_keys", "F32", "[slots, ring, 128]", 4, "read and written"}},
@@ -232,7 +235,7 @@ std::unique_ptr<Kernel> qsa_write_entry() {
   e.cpu = [](Problem& p) {
     const auto backend = make_cpu_backend({1, 0});
     LaneBatch lanes(p);
-    lanes.batch.block_table = p["block_table"].view();
+    lanes.batch.block_table = p["block_table"].view(), lanes.batch.kv_table = p["kv_table"].view();
     backend->qsa_write(*backend->make_stream(), qsa_weights(p), lanes.batch, qsa_rows(p), qsa_cache(p));
   };
   e.part = lanes_part;

@@ -66,6 +66,14 @@ void CpuBackend::gather(Stream&, View ids, View from, View to) {
   });
 }
 
+void CpuBackend::scatter(Stream&, View ids, View from, View to) {
+  const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
+  each(ids.size(), bytes / 4, [&](int64_t i) {
+    const int64_t row = ids.as<int32_t>()[i];
+    if (row >= 0) std::memcpy(to.data + row * bytes, from.data + i * bytes, bytes);
+  });
+}
+
 void CpuBackend::embed(Stream&, View tokens, View table, View out) {
   const int64_t rows = tokens.size(), copies = out.shape[1], width = out.shape[2];
   const int32_t* ids = tokens.as<int32_t>();

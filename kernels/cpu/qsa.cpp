@@ -16,27 +16,39 @@ void norm_and_rope(float* x, int64_t dim, const NormWeights& norm, const QsaWeig
   rope(x, w.rotary, w.inv_freq.as<float>(), position);
 }
 
-void store(const View& cache, int64_t at, const float* x, int64_t n) {
-  if (cache.dtype == DType::BF16)
-    for (int64_t i = 0; i < n; ++i) cache.as<uint16_t>()[at + i] = f32_to_bf16(x[i]);
-  else
-    std::copy_n(x, n, cache.as<float>() + at);
+// The keys or values of all heads of the token at a place among both kinds of pages, [kv_heads, head_dim].
+View token_at(const View& near, const View& far, int64_t place) {
+  const int64_t near_tokens = near.shape[0] * near.shape[1];
+  const View& pages = place < near_tokens ? near : far;
+  const View tokens = pages.reshape({pages.shape[0] * pages.shape[1], pages.shape[2], pages.shape[3]});
+  const View token = tokens.rows(place < near_tokens ? place : place - near_tokens, 1);
+  return token.reshape({token.shape[1], token.shape[2]});
 }
 
-// A cached row as fp32, through `scratch` when it is stored narrower.
-const float* fetch(const View& cache, int64_t at, int64_t n, float* scratch) {
-  if (cache.dtype != DType::BF16) return cache.as<float>() + at;
-  for (int64_t i = 0; i < n; ++i) scratch[i] = bf16_to_f32(cache.as<uint16_t>()[at + i]);
+void store(const View& to, const float* x) {
+  if (to.dtype == DType::BF16)
+    for (int64_t i = 0; i < to.size(); ++i) to.as<uint16_t>()[i] = f32_to_bf16(x[i]);
+  else
+    std::copy_n(x, to.size(), to.as<float>());
+}
+
+// As fp32, through `scratch` when it is stored narrower.
+const float* fetch(const View& from, float* scratch) {
+  if (from.dtype != DType::BF16) return from.as<float>();
+  for (int64_t i = 0; i < from.size(); ++i) scratch[i] = bf16_to_f32(from.as<uint16_t>()[i]);
   return scratch;
 }
 
 // Finds tokens and blocks of one sequence in its pages.
 struct Pages {
-  const int32_t* table;
+  const int32_t *table, *kv_table;
   int64_t page_tokens;
   Pages(const Batch& batch, const KvCache& cache, int32_t slot)
-      : table(batch.block_table.as<int32_t>() + slot * batch.block_table.shape[1]), page_tokens(cache.page_tokens) {}
-  int64_t token(int64_t t) const { return table[t / page_tokens] * page_tokens + t % page_tokens; }
+      : table(row(batch.block_table, slot)),
+        kv_table(batch.kv_table ? row(batch.kv_table, slot) : table),
+        page_tokens(cache.page_tokens) {}
+  static const int32_t* row(const View& table, int32_t slot) { return table.as<int32_t>() + slot * table.shape[1]; }
+  int64_t token(int64_t t) const { return kv_table[t / page_tokens] * page_tokens + t % page_tokens; }
   int64_t block(int64_t b, int64_t ratio) const {
     const int64_t per_page = page_tokens / ratio;
     return table[b / per_page] * per_page + b % per_page;
@@ -51,7 +63,7 @@ void CpuBackend::qsa_write(Stream&, const QsaWeights& w, const Batch& batch, con
   for (const Lane& lane : batch.lanes) {
     const Pages pages(batch, cache, lane.slot);
     each(lane.rows, (2 * w.heads + 2 * w.kv_heads) * w.head_dim * 4, [&](int64_t i) {
-      const int64_t r = lane.first_row + i, position = lane.start + i, at = pages.token(position) * kv_width;
+      const int64_t r = lane.first_row + i, position = lane.start + i, place = pages.token(position);
       for (int64_t h = 0; h < w.heads; ++h)
         norm_and_rope(rows.query_gate.as<float>() + (r * w.heads + h) * 2 * w.head_dim, w.head_dim, w.q_norm, w,
                       position);
@@ -60,8 +72,8 @@ void CpuBackend::qsa_write(Stream&, const QsaWeights& w, const Batch& batch, con
       for (int64_t h = 0; h < w.index_heads; ++h)
         norm_and_rope(rows.index.as<float>() + r * index_width + h * w.index_dim, w.index_dim, w.index_q_norm, w,
                       position);
-      store(cache.keys, at, rows.key.as<float>() + r * kv_width, kv_width);
-      store(cache.values, at, rows.value.as<float>() + r * kv_width, kv_width);
+      store(token_at(cache.keys, cache.far_keys, place), rows.key.as<float>() + r * kv_width);
+      store(token_at(cache.values, cache.far_values, place), rows.value.as<float>() + r * kv_width);
     });
     const int64_t ring = cache.raw_keys.shape[1];
     float* raw = cache.raw_keys.as<float>() + lane.slot * ring * w.index_dim;
@@ -120,7 +132,7 @@ void CpuBackend::qsa_select(Stream&, const QsaWeights& w, const Batch& batch, co
 void CpuBackend::qsa_attend(Stream&, const QsaWeights& w, const Batch& batch, const QsaRows& rows, const KvCache& cache,
                             View out) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.head_dim));
-  const int64_t kv_width = w.kv_heads * w.head_dim, group = w.heads / w.kv_heads;
+  const int64_t group = w.heads / w.kv_heads;
   for (const Lane& lane : batch.lanes) {
     const Pages pages(batch, cache, lane.slot);
     const int64_t most = std::min<int64_t>(w.blocks * w.ratio, lane.start + lane.rows);
@@ -138,7 +150,7 @@ void CpuBackend::qsa_attend(Stream&, const QsaWeights& w, const Batch& batch, co
       weight.resize(group * count), sum.assign(group * w.head_dim, 0.0), row.resize(w.head_dim);
 
       for (int64_t t = 0; t < count; ++t) {
-        const float* key = fetch(cache.keys, tokens[t] * kv_width + kv * w.head_dim, w.head_dim, row.data());
+        const float* key = fetch(token_at(cache.keys, cache.far_keys, tokens[t]).rows(kv, 1), row.data());
         for (int64_t g = 0; g < group; ++g) {
           const float* query = rows.query_gate.as<float>() + (r * w.heads + kv * group + g) * 2 * w.head_dim;
           weight[g * count + t] = dot(query, key, w.head_dim) * scale;
@@ -152,7 +164,7 @@ void CpuBackend::qsa_attend(Stream&, const QsaWeights& w, const Batch& batch, co
         for (int64_t t = 0; t < count; ++t) p[t] /= total;
       }
       for (int64_t t = 0; t < count; ++t) {
-        const float* value = fetch(cache.values, tokens[t] * kv_width + kv * w.head_dim, w.head_dim, row.data());
+        const float* value = fetch(token_at(cache.values, cache.far_values, tokens[t]).rows(kv, 1), row.data());
         for (int64_t g = 0; g < group; ++g) axpy(weight[g * count + t], value, w.head_dim, sum.data() + g * w.head_dim);
       }
       for (int64_t g = 0; g < group; ++g) {

@@ -32,12 +32,19 @@ QsaShape shape_of(const QsaWeights& w, const Batch& batch, const KvCache& kv) {
   s.index_heads = w.index_heads, s.index_dim = w.index_dim, s.ratio = w.ratio, s.blocks = w.blocks;
   s.rotary = w.rotary, s.page_tokens = kv.page_tokens;
   s.block_table = i32(batch.block_table), s.table_width = batch.block_table.shape[1];
+  s.kv_table = batch.kv_table.rank > 0 ? i32(batch.kv_table) : s.block_table;
   s.lanes = lanes_of(batch);
   return s;
 }
 
 QsaCache cache_of(const KvCache& kv) {
-  return {kv.keys.dtype, kv.keys.data, kv.values.data, f32(kv.index_keys), f32(kv.raw_keys), kv.raw_keys.shape[1]};
+  return {kv.keys.dtype,
+          {kv.keys.data, kv.far_keys.data},
+          {kv.values.data, kv.far_values.data},
+          f32(kv.index_keys),
+          f32(kv.raw_keys),
+          kv.raw_keys.shape[1],
+          kv.keys.shape[0] * kv.page_tokens};
 }
 
 const CudaLinear& plain_f16(const Linear& linear, const char* what) {
@@ -55,6 +62,12 @@ void CudaBackend::gather(Stream& stream, View ids, View from, View to) {
   BackendStream& s = of(stream);
   const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
   if (s.running()) move_rows({i32(ids), from.data, to.data, ids.size(), bytes, false}, s.handle());
+}
+
+void CudaBackend::scatter(Stream& stream, View ids, View from, View to) {
+  BackendStream& s = of(stream);
+  const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
+  if (s.running()) move_rows({i32(ids), from.data, to.data, ids.size(), bytes, true}, s.handle());
 }
 
 void CudaBackend::embed(Stream& stream, View tokens, View table, View out) {

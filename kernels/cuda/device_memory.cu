@@ -78,8 +78,7 @@ Buffer DeviceMemory::pinned(size_t bytes) {
   constexpr size_t kLarge = size_t{64} << 20;
   if (bytes < kLarge) {
     void* data = nullptr;
-    if (const cudaError_t e = cudaHostAlloc(&data, std::max<size_t>(bytes, 1), cudaHostAllocDefault);
-        e != cudaSuccess) {
+    if (const cudaError_t e = cudaHostAlloc(&data, std::max<size_t>(bytes, 1), cudaHostAllocMapped); e != cudaSuccess) {
       cudaGetLastError();
       if (e != cudaErrorMemoryAllocation) check_cuda(e, "cudaHostAlloc");
       refuse();
@@ -92,7 +91,7 @@ Buffer DeviceMemory::pinned(size_t bytes) {
   if (data == MAP_FAILED) refuse();
   madvise(data, bytes, MADV_HUGEPAGE);
   touch(static_cast<std::byte*>(data), bytes);
-  if (const cudaError_t e = cudaHostRegister(data, bytes, cudaHostRegisterDefault); e != cudaSuccess) {
+  if (const cudaError_t e = cudaHostRegister(data, bytes, cudaHostRegisterMapped); e != cudaSuccess) {
     cudaGetLastError();
     munmap(data, bytes);
     if (e != cudaErrorMemoryAllocation) check_cuda(e, "cudaHostRegister");

@@ -20,7 +20,7 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
 
   // 256-byte aligned, zero-filled on `stream`. Throws Unsupported with bytes asked, in use and the limit.
   Buffer device(size_t bytes, cudaStream_t stream);
-  // Pinned and zero-filled.
+  // Pinned, mapped at the same address, and zero-filled.
   Buffer pinned(size_t bytes);
   uint64_t in_use() const { return in_use_; }
   bool plan() const { return plan_; }

@@ -132,7 +132,8 @@ class RowTile {
     copy_commit();
   }
 
-  // Sums += two k-tiles. Rows of one k-tile and 32 rows are loaded while the ones before are multiplied.
+  // Sums += two k-tiles. Rows of one k-tile and 32 rows are loaded while the ones before are multiplied: volatile, or
+  // the loads would sink below the branch that ends a run of few rows.
   __device__ __forceinline__ void multiply(const std::byte* steps, const Fragments& w) {
     const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(steps)) + threadIdx.x % 32 * 8;
     uint2 x[2][4];
@@ -140,7 +141,7 @@ class RowTile {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         uint2& to = x[u % 2][n];
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+        asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];"
                      : "=r"(to.x), "=r"(to.y)
                      : "r"(from + u % 2 * kStepBytes + (u / 2 * 4 + n) * 256)
                      : "memory");

@@ -18,16 +18,25 @@ struct QsaShape {
   // Paged cache: page of a sequence's i-th run of page_tokens tokens is block_table[slot, i].
   int64_t page_tokens = 0, table_width = 0;
   const int32_t* block_table = nullptr;  // [slots, table_width]
+  const int32_t* kv_table = nullptr;     // [slots, table_width], of keys and values
   Lanes lanes;
 };
 
+// [pages, page_tokens, kv_heads, head_dim]: those of the device, and from QsaCache::near_tokens on those behind `far`,
+// which may be mapped host memory.
+struct KvPages {
+  KvPages() = default;
+  KvPages(void* near_pages, void* far_pages = nullptr) : near(near_pages), far(far_pages) {}
+  void *near = nullptr, *far = nullptr;
+};
+
 struct QsaCache {
-  DType dtype = DType::BF16;    // of keys and values: BF16 or F32
-  void* keys = nullptr;         // [pages, page_tokens, kv_heads, head_dim]
-  void* values = nullptr;       // as keys
-  float* index_keys = nullptr;  // [pages, page_tokens / ratio, index_dim]
-  float* raw_keys = nullptr;    // [slots, ring, index_dim], at position % ring
-  int64_t ring = 0;             // a multiple of the ratio
+  DType dtype = DType::BF16;  // of keys and values: BF16 or F32
+  KvPages keys, values;
+  float* index_keys = nullptr;      // [pages, page_tokens / ratio, index_dim]
+  float* raw_keys = nullptr;        // [slots, ring, index_dim], at position % ring
+  int64_t ring = 0;                 // a multiple of the ratio
+  int64_t near_tokens = INT64_MAX;  // places of the device's pages of keys and values
 };
 
 // Norms and rotates query, key and index queries in place, stores key and value, pools each block that a row completes

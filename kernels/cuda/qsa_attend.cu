@@ -137,14 +137,14 @@ __device__ __forceinline__ int64_t part_place(const QsaAttendParams& p, const Ke
 }
 
 // Begins the copies of the keys, or of the values, at tile.place.
-__device__ __forceinline__ void load_keys(const QsaAttendParams& p, const Tile& tile, int kv, const void* from,
+__device__ __forceinline__ void load_keys(const QsaAttendParams& p, const Tile& tile, int kv, const KvPages& from,
                                           __nv_bfloat16 (&to)[kPartKeys][kStride]) {
   const int lane = threadIdx.x % 32;
-  const auto* pages = static_cast<const __nv_bfloat16*>(from);
 #pragma unroll
   for (int i = threadIdx.x / 32; i < kPartKeys; i += kThreads / 32) {
     const int64_t place = tile.place[i];
-    copy16(to[i] + lane * 8, pages + (max(place, int64_t{0}) * p.shape.kv_heads + kv) * kHeadDim + lane * 8,
+    copy16(to[i] + lane * 8,
+           kv_at<const __nv_bfloat16>(p.cache, from, max(place, int64_t{0}), p.shape.kv_heads, kv) + lane * 8,
            place >= 0);
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -401,8 +401,7 @@ __global__ void __launch_bounds__(kHeadDim) attend_f32_kernel(QsaAttendParams p)
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         k[j] = place[i] < 0 ? 0.0f
-                            : static_cast<const float*>(
-                                  p.cache.keys)[(place[i] * p.shape.kv_heads + kv) * kHeadDim + j * 32 + lane];
+                            : kv_at<const float>(p.cache, p.cache.keys, place[i], p.shape.kv_heads, kv)[j * 32 + lane];
       for (int h = 0; h < group; ++h) {
         float dot = 0;
 #pragma unroll
@@ -424,7 +423,7 @@ __global__ void __launch_bounds__(kHeadDim) attend_f32_kernel(QsaAttendParams p)
     __syncthreads();
     float weighted[kMostGroup] = {};
     for (int i = 0; i < kPartKeys && place[i] >= 0; ++i) {
-      const float v = static_cast<const float*>(p.cache.values)[(place[i] * p.shape.kv_heads + kv) * kHeadDim + d];
+      const float v = kv_at<const float>(p.cache, p.cache.values, place[i], p.shape.kv_heads, kv)[d];
 #pragma unroll
       for (int h = 0; h < kMostGroup; ++h)
         if (h < group) weighted[h] = fmaf(scores[h][i], v, weighted[h]);
@@ -462,8 +461,9 @@ void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
   check_qsa(s, "qsa_attend");
   require(p.cache.dtype == DType::BF16 || p.cache.dtype == DType::F32, "qsa_attend",
           "BF16 or F32 pages (bytes of an element)", {static_cast<int64_t>(dtype_size(p.cache.dtype))});
-  require(s.rows < 65536 && aligned16({p.query_gate, p.cache.keys, p.cache.values}), "qsa_attend",
-          "fewer than 65536 rows, and queries and pages aligned to 16 bytes (rows)", {s.rows});
+  require(s.rows < 65536 &&
+              aligned16({p.query_gate, p.cache.keys.near, p.cache.keys.far, p.cache.values.near, p.cache.values.far}),
+          "qsa_attend", "fewer than 65536 rows, and queries and pages aligned to 16 bytes (rows)", {s.rows});
   if (s.rows == 0 || s.lanes.count == 0) return;
   const auto rows = static_cast<unsigned>(s.rows), kv = static_cast<unsigned>(s.kv_heads);
   if (p.cache.dtype == DType::F32) {

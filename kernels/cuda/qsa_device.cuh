@@ -22,14 +22,22 @@ inline void check_qsa(const QsaShape& s, const char* kernel) {
           {s.ratio, s.page_tokens, s.blocks, s.rows});
 }
 
-// Place of a sequence's token or index block among all pages.
+// Place of a sequence's token, or index block, among all pages of keys and values, or of index keys.
 __device__ __forceinline__ int64_t token_place(const QsaShape& s, int slot, int token) {
   const int page_tokens = static_cast<int>(s.page_tokens);
-  return s.block_table[slot * s.table_width + token / page_tokens] * s.page_tokens + token % page_tokens;
+  return s.kv_table[slot * s.table_width + token / page_tokens] * s.page_tokens + token % page_tokens;
 }
 __device__ __forceinline__ int64_t block_place(const QsaShape& s, int slot, int block) {
   const int per_page = static_cast<int>(s.page_tokens / s.ratio);
   return s.block_table[slot * s.table_width + block / per_page] * int64_t{per_page} + block % per_page;
+}
+
+// The keys or values of a KV head at a token's place.
+template <class T>
+__device__ __forceinline__ T* kv_at(const QsaCache& c, const KvPages& pages, int64_t place, int64_t kv_heads, int kv) {
+  const bool far = place >= c.near_tokens;
+  T* base = static_cast<T*>(far ? pages.far : pages.near);
+  return base + ((far ? place - c.near_tokens : place) * kv_heads + kv) * kHeadDim;
 }
 
 }  // namespace fnx::cuda

@@ -47,14 +47,15 @@ __device__ __forceinline__ void store_row(const float (&x)[kEach], float* to) {
   for (int j = 0; j < kEach; ++j) to[j * 32 + threadIdx.x % 32] = x[j];
 }
 
-__device__ __forceinline__ void store_page(const float (&x)[8], const QsaCache& cache, void* pages, int64_t at) {
+__device__ __forceinline__ void store_page(const float (&x)[8], const QsaCache& cache, const KvPages& pages,
+                                           int64_t place, int kv_heads, int kv) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 8; ++j)
     if (cache.dtype == DType::BF16)
-      static_cast<__nv_bfloat16*>(pages)[at + j * 32 + lane] = __float2bfloat16_rn(x[j]);
+      kv_at<__nv_bfloat16>(cache, pages, place, kv_heads, kv)[j * 32 + lane] = __float2bfloat16_rn(x[j]);
     else
-      static_cast<float*>(pages)[at + j * 32 + lane] = x[j];
+      kv_at<float>(cache, pages, place, kv_heads, kv)[j * 32 + lane] = x[j];
 }
 
 // Pools a block whose raw keys from `start` on are rows of the launch, the ones before in the slot's state.
@@ -118,12 +119,12 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(QsaWriteParams p
   if (u < 2 * kv) {
     const int head = u % kv;
     const int64_t row = (int64_t{r} * kv + head) * kHeadDim;
-    const int64_t at = (token_place(s, l.slot, position) * kv + head) * kHeadDim;
+    const int64_t place = token_place(s, l.slot, position);
     load_row(x, (u < kv ? p.key : p.value) + row);
-    if (u >= kv) return store_page(x, p.cache, p.cache.values, at);
+    if (u >= kv) return store_page(x, p.cache, p.cache.values, place, kv, head);
     norm_rope(x, p.k_norm, p.k_eps, p.inv_freq, rotary, position, shared);
     store_row(x, p.key + row);
-    return store_page(x, p.cache, p.cache.keys, at);
+    return store_page(x, p.cache, p.cache.keys, place, kv, head);
   }
   u -= 2 * kv;
   if (u < ih) {

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 #include <algorithm>
 
+#include <algorithm>
+
 #include "kernels/devices.h"
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
 #include "libcore/cli/qualification.h"
 #include "libcore/cli/ranks.h"
+#include "libcore/engine/pool_plan.h"
 #include "libcore/format/fingerprint.h"
 #include "libcore/format/synthetic_source.h"
 #include "libcore/measure/clock.h"
@@ -58,6 +61,17 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
         ->capture_default_str();
   }
   app.add_flag("--accept-raw-norms", accept_raw_norms, "Take norms that average above 0.6 as they are stored");
+}
+
+void ModelOptions::add_pages(CLI::App& app) {
+  kv_device_tokens = "auto";
+  app.add_option(
+         "--kv-device-tokens", kv_device_tokens,
+         "Tokens of all sequences whose keys and values stay on the device, the newest; older ones wait in host "
+         "memory: a number, or auto for all, and for a thirty-second of a device that the model does not fit")
+      ->check(CLI::IsMember({"auto"}) | CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->type_name("N|auto")
+      ->capture_default_str();
 }
 
 namespace {
@@ -140,6 +154,9 @@ void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
   m.source = std::move(checkpoint);
 }
 
+// Of a device's memory, what keys and values take by themselves when not everything fits.
+constexpr uint64_t kPageShare = 32;
+
 // What one rank holds.
 Json shard_json(const Weights& w) {
   const int64_t each = w.config.experts / w.shard.world, first = w.shard.rank * each;
@@ -213,7 +230,10 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   return plan_memory(*source, config, load, engine, limit);
 }
 
-bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run) {
+bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run) {
+  const bool share_pages = options.kv_device_tokens == "auto";
+  if (!share_pages && options.kv_device_tokens != "all")
+    engine.state.device_tokens = std::stoll(options.kv_device_tokens);
   const bool automatic = options.expert_lines == "auto";
   if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
   const bool counted = backend->name() == "cuda" || options.memory_plan;
@@ -226,8 +246,22 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
                                 automatic ? "default: the cpu backend has no device memory" : "flag");
     return false;
   }
-  const MemoryPlan plan = plan_weights(options, engine, shard());
-  expert_lines = plan.lines;
+  MemoryPlan plan = plan_weights(options, engine, shard());
+  if (share_pages && plan.limit > 0) {
+    bool tight = plan.lines > 0 || plan.total() > plan.limit;
+    if (ranks != nullptr) tight = ranks->communicator().minimum(tight ? 0 : 1) == 0;
+    const uint64_t token = std::max<uint64_t>(1, kv_token_bytes(config, engine.state));
+    const auto share = std::max<int64_t>(1, static_cast<int64_t>(plan.limit / kPageShare / token));
+    if (tight && share < engine.state.tokens) {
+      engine.state.device_tokens = share;
+      plan = plan_weights(options, engine, shard());
+    }
+  }
+  if (options.kv_device_tokens != "all")
+    run.receipt().set_effective("kv_device_tokens",
+                                engine.state.device_tokens > 0 ? Json(engine.state.device_tokens) : Json("all"),
+                                share_pages ? "default: the memory plan" : "flag");
+  expert_lines = plan.lines, memory_plan = plan;
   run.receipt().set_effective("expert_lines", expert_lines, automatic ? "default: the memory plan" : "flag");
   run.receipt().set_effective("memory_plan",
                               Json{{"weights_bytes", plan.weights},
@@ -236,7 +270,8 @@ bool OpenedModel::plan(const ModelOptions& options, const EngineOptions& engine,
                                    {"scratch_bytes", plan.scratch},
                                    {"workspaces_bytes", plan.workspaces},
                                    {"limit_bytes", plan.limit},
-                                   {"pinned_host_bytes", plan.host}},
+                                   {"pinned_host_bytes", plan.host},
+                                   {"pinned_host_pages_bytes", plan.host_pages}},
                               "computed");
   if (options.memory_plan) run.print(plan_text(plan));
   require_fit(plan);
@@ -302,6 +337,16 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
                    {"needed", t.needed},
                    {"copied_ahead", t.ahead},
                    {"copied_on_demand", t.demand}};
+}
+
+void report_pages(const StatePool& state, ToolRun& run) {
+  if (!state.host_tier()) return;
+  const PageTraffic t = state.traffic();
+  run.receipt().evidence["kv_pages"] = {{"page_tokens", state.page_tokens()}, {"on_device", state.pages().near()},
+                                        {"host_bytes", state.host_bytes()},   {"spilled", t.pages.spilled},
+                                        {"spilled_bytes", t.spilled_bytes},   {"never_on_device", t.pages.born_far},
+                                        {"freed_in_host", t.pages.freed_far}, {"staged", t.staged},
+                                        {"staged_bytes", t.staged_bytes},     {"rows_in_place", t.rows_in_place}};
 }
 
 }  // namespace fnx

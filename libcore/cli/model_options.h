@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ struct ModelOptions {
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "off", expert_lines = "auto";
   std::string planner = "host";
-  std::string draft = "off";  // auto, off or a number
+  std::string draft = "off";             // auto, off or a number
+  std::string kv_device_tokens = "all";  // all, auto or a number
   int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false, memory_plan = false, check_lines = false;
   bool ranks = false;   // set by tools that can run on several
@@ -29,6 +31,8 @@ struct ModelOptions {
 
   // `drafts`: also --draft, for a tool that drafts.
   void add(CLI::App& app, bool drafts = false);
+  // Also --kv-device-tokens, for a tool that reports pages.
+  void add_pages(CLI::App& app);
 };
 
 // A model whose config was read; weights are not loaded yet.
@@ -39,8 +43,9 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
-  Ranks* ranks = nullptr;    // of --tp, connected; the run's
-  int64_t expert_lines = 0;  // a layer, as plan() chose; 0: every expert on the device
+  Ranks* ranks = nullptr;                 // of --tp, connected; the run's
+  int64_t expert_lines = 0;               // a layer, as plan() chose; 0: every expert on the device
+  std::optional<MemoryPlan> memory_plan;  // of plan(), where it made one
 
   // For EngineOptions and LoadOptions.
   Communicator* communicator() const;
@@ -55,9 +60,10 @@ struct OpenedModel {
   // What weights of this shard will need and, where the lines are automatic, how many of them every rank has room for.
   // Collective.
   MemoryPlan plan_weights(const ModelOptions& options, EngineOptions engine, const Shard& shard) const;
-  // Chooses the expert lines. On a GPU: what the run will need, into the receipt and refused when it does not fit. True
-  // when the user asked for no more than that; it was printed then.
-  bool plan(const ModelOptions& options, const EngineOptions& engine, ToolRun& run);
+  // Chooses the expert lines and, in `engine`, the tokens whose keys and values stay on the device. On a GPU: what the
+  // run will need, into the receipt and refused when it does not fit. True when the user asked for no more than that;
+  // it was printed then.
+  bool plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run);
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
   // The same with other options, for weights beside the run's own.
@@ -67,5 +73,7 @@ struct OpenedModel {
 // What the pools of offloaded experts did, into the receipt's evidence, or into a part of it; fails the run when their
 // counts do not add up.
 void report_pools(const Weights& weights, ToolRun& run, const std::string& part = "");
+// The same of pages in host memory.
+void report_pages(const StatePool& state, ToolRun& run);
 
 }  // namespace fnx

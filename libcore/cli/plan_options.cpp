@@ -24,6 +24,10 @@ void PlanOptions::add(CLI::App& app) {
       ->type_name("SIZE");
   app.add_option("--context", context, "Tokens of a sequence")->needs(flag)->check(CLI::Range(1, 1 << 24));
   app.add_option("--parallel", parallel, "Sequences that run at once")->needs(flag)->check(CLI::Range(1, 4096));
+  app.add_option("--kv-device-tokens", kv_device_tokens,
+                 "Tokens of all sequences whose keys and values stay on the device; 0: all")
+      ->needs(flag)
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--hit-ratio", hit_ratio, "Share of a token's experts that have a line")
       ->needs(flag)
       ->check(CLI::Range(0.0, 1.0));
@@ -51,6 +55,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
   in.vram_bytes = parse_size(o.vram), in.ram_bytes = parse_size(o.ram), in.reserve_bytes = parse_size(o.reserve);
   in.state.slots = o.parallel, in.state.tokens = o.parallel * o.context, in.state.max_tokens = o.context;
   in.state.kv_dtype = DType::BF16, in.state.draft_head = config.mtp_layers > 0;
+  in.state.device_tokens = o.kv_device_tokens;
   in.hit_ratio = o.hit_ratio, in.link_bytes_per_s = o.link_gbps * 1e9;
   const PoolPlan plan = plan_pools(*source, config, in);
 

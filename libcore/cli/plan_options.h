@@ -10,7 +10,7 @@ namespace fnx {
 struct PlanOptions {
   bool plan = false;
   std::string vram = "16GiB", ram = "64GiB", reserve = "1GiB";
-  int64_t context = 8192, parallel = 1;
+  int64_t context = 8192, parallel = 1, kv_device_tokens = 0;
   double hit_ratio = 0.9, link_gbps = 25, read_gbps = 0;
 
   void add(CLI::App& app);

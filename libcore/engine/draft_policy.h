@@ -37,8 +37,9 @@ class DraftPolicy {
   explicit DraftPolicy(const DraftOptions& options) : options_(options) {}
 
   // Depth of the next round of these streams.
-  int32_t decide(std::span<const size_t> streams);
+  int32_t decide(std::span<const size_t> streams) const;
   void observe(const DraftRound& round);
+  // The number may be that of another stream from now on; what is known of all streams stays.
   void forget(size_t stream) { streams_.erase(stream); }
 
  private:
@@ -51,22 +52,26 @@ class DraftPolicy {
   };
   struct Width {
     std::array<Times, kMostDrafts + 1> depth;
-    int64_t plain_due = 2;                    // plain rounds that are due, to time them
+    int32_t last_depth = 0;
+    int64_t plain_due = 0;                    // plain rounds that are due, to time them
     int64_t since_plain = 0, next_plain = 8;  // rounds of drafts, and how many until plain is timed again
-    int64_t wait = 0, next_wait = 8;          // plain rounds before drafts are tried again, and after they fail again
+    int64_t wait = 2, next_wait = 8;          // plain rounds before drafts are tried, and after they fail
     int64_t probing = 0;                      // rounds of drafts that are due whatever they bring
     double expected_ns(int32_t d) const;      // measured, or from the depths below
   };
   // Decayed counts of each place in a chain: reached, kept.
   struct Acceptance {
     std::array<double, kMostDrafts> reached{}, kept{};
-    double tokens(int32_t depth) const;  // expected of a round
+    void add(const DraftRound::Stream& round);
   };
+  Width width(size_t streams) const;
+  double tokens(size_t stream, int32_t depth) const;  // expected of a round
   int32_t best(const Width& width, std::span<const size_t> streams, double* gain) const;
 
   DraftOptions options_;
   std::map<size_t, Width> widths_;
   std::map<size_t, Acceptance> streams_;
+  Acceptance everyone_;  // what a stream is taken for at first
 };
 
 }  // namespace fnx

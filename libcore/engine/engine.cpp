@@ -40,7 +40,7 @@ Engine::~Engine() {
 
 void Engine::make_activations() {
   const ModelConfig& c = weights_.config;
-  const int64_t R = most_draft_rows(), n = c.streams, H = c.hidden_size, draws = most_draws();
+  const int64_t R = options_.max_rows, n = c.streams, H = c.hidden_size, draws = most_draws();
   a_.stack = make(DType::F32, {R, n, H});
   a_.u = make(DType::F32, {R, H});
   a_.attn_inj = make(DType::F32, {R, n});
@@ -89,6 +89,7 @@ void Engine::make_activations() {
   a_.sampled = make(DType::I32, {draws});
   routed_ = backend_.allocate(a_.ids.bytes(), Space::Host);
   drawn_ = backend_.allocate(draws * sizeof(int32_t), Space::Host);
+  has_drawn_ = backend_.make_event();
   if (has_draft_head()) {
     a_.draft_stack = make(DType::F32, {R, n, H});
     a_.draft_hidden = make(DType::F32, {R, n, H});
@@ -99,22 +100,22 @@ void Engine::make_activations() {
 // Inputs and workspaces of the largest forward: all rows in one sequence that is as long as it may be, every slot drawn
 // from, and the logits of every row.
 void Engine::reserve() {
-  const int64_t R = options_.max_rows, draft_rows = most_draft_rows(), slots = options_.state.slots;
-  place_proposal(draft_rows, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
-  place(R, slots, most_draws(), draft_rows, slots);
+  const int64_t R = options_.max_rows, slots = options_.state.slots;
+  place_proposal(R, R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
+  place(R, slots, most_draws(), R, slots);
   staging_.allocate();
-  place(R, slots, most_draws(), draft_rows, slots);
+  place(R, slots, most_draws(), R, slots);
   const Lane lane{0, 0, static_cast<int32_t>(R),
                   static_cast<int32_t>(std::max<int64_t>(0, options_.state.max_tokens - R))};
   lanes_ = draft_lanes_ = {lane};
-  draft_lanes_[0].rows = static_cast<int32_t>(draft_rows);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   const uint64_t before = backend_.device_bytes();
   reserving_ = true;
   backend_.reserve(*stream_, [&] {
-    launch_forward(nullptr);
+    launch_trunk(nullptr);
     launch_draws(config().vocab_size, false);
+    launch_absorption();
     const View hidden = a_.head_in.rows(0, R), stacks = a_.gather.rows(0, R);
     mix(weights_.mixer, stacks, hidden);
     if (weights_.mtp) mix(weights_.mtp->mixer, stacks, hidden);
@@ -141,7 +142,8 @@ View Engine::make(DType dtype, std::initializer_list<int64_t> dims) {
 void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
   stage(inputs, {});
   begin_experts(false);
-  launch_forward(probe);
+  launch_trunk(probe);
+  launch_absorption();
 }
 
 void Engine::begin_experts(bool round) {
@@ -154,25 +156,21 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
   stage(inputs, draws);
   const bool greedy = std::all_of(draws.begin(), draws.end(), [](const Draw& d) { return d.params.temperature <= 0; });
   const auto work = [&] {
-    launch_forward(nullptr);
+    launch_trunk(nullptr);
     if (!draws.empty()) launch_draws(valid, greedy);
   };
-  RoundKey key{batch_.rows,
-               static_cast<int64_t>(lanes_.size()),
-               static_cast<int64_t>(draws.size()),
-               draft_batch_.rows,
-               static_cast<int64_t>(draft_lanes_.size()),
-               batch_.most_positions,
-               valid,
-               0,
-               greedy,
-               weights_.pools && weights_.pools->options().planner == Planner::Ahead};
-  // Rows that waited come in many numbers and seldom.
-  const bool usual = key.draft_rows <= key.rows, decoding = key.rows == key.lanes || key.rows == key.draws;
+  RoundKey key;
+  key.rows = batch_.rows, key.lanes = static_cast<int64_t>(lanes_.size());
+  key.draws = static_cast<int64_t>(draws.size());
+  key.most_positions = batch_.most_positions, key.valid = valid, key.greedy = greedy, key.trials = lags_or_tries();
+  key.ahead = foresight_ && weights_.pools->options().planner == Planner::Ahead;
+  const bool decoding = key.rows == key.lanes || key.rows == key.draws;
   begin_experts(decoding);
-  run_round(key, usual && decoding, work);
+  run_round(key, decoding, work);
+  backend_.record(*stream_, *has_drawn_);
+  launch_absorption();  // while the host goes on
   if (draws.empty()) return {};
-  wait();
+  wait_drawn();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
   return {ids, ids + key.draws};
 }
@@ -180,6 +178,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
 void Engine::run_round(const RoundKey& key, bool recordable, const std::function<void()>& work) {
   // Planning on the host waits for every layer's routing, as reporting does.
   recordable = recordable && !routing_ && !slots_ && (!weights_.pools || weights_.pools->records());
+  recordable = recordable && !stages(batch_) && !stages(draft_batch_);
   if (graphs_.replay(key, recordable, *stream_)) return;
   work();  // this call's result; the recording serves the rounds to come
   if (recordable) graphs_.record(key, *stream_, work);

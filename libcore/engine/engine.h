@@ -81,15 +81,16 @@ class Engine {
   bool has_draft_head() const { return weights_.has_draft_head && options_.state.draft_head; }
 
   // Appends the lanes' tokens, in lane order: row i of the forward is the i-th token overall. At most one lane a slot.
-  // With a draft head, also absorbs the draft rows whose next token is now known. Does not wait for the device.
+  // With a draft head, also absorbs the draft rows whose next token is now known, but for rows that may wait. Does not
+  // wait for the device.
   void forward(std::span<const LaneInput> lanes, const Probe& probe = nullptr);
   int64_t rows() const { return batch_.rows; }
   // Every layer of every later forward waits for the device and reports, and no round is recorded; null ends that.
   void on_routing(Routing routing) { routing_ = std::move(routing); }
   void on_slots(SlotProbe probe) { slots_ = std::move(probe); }
 
-  // forward(), then the draws, at most 1 + trials a slot: ids in [0, valid) in the order of `draws`. Waits for the
-  // device once, and not at all without draws.
+  // forward(), with the draws before the draft head absorbs, at most 1 + trials a slot: ids in [0, valid) in the order
+  // of `draws`. Waits for these once, and not at all without draws.
   std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid);
   // After a round and before the next, once: every lane that tried rows, and others that want drafts, ids in [0,
   // valid). Takes back what was not kept, absorbs what was, and returns each proposal's drafts, which are only guesses.
@@ -119,7 +120,7 @@ class Engine {
   View mixed();
 
  private:
-  // Scratch rows; every view holds most_draft_rows() rows.
+  // Scratch rows; every view holds max_rows rows.
   struct Activations {
     View stack, u, attn_inj, mlp_inj, y;
     View qkv, z, b, a, gdn_out;
@@ -136,11 +137,11 @@ class Engine {
   };
   // What a forward is given: trunk, draws, draft head.
   struct Inputs {
-    Staged tokens, positions, lanes, trials, block_table, draw_rows, params;
+    Staged tokens, positions, lanes, trials, tables, draw_rows, params;
     std::vector<Staged> ngram;  // one a PLE layer
     Staged draft_tokens, draft_positions, draft_lanes;
     Staged from_last, from_stack;  // of each draft row: a slot's last stack or a row of the trunk, or -1
-    Staged keep;                   // of each slot: the row that becomes its last stack, or -1
+    Staged keep;                   // of each row of the trunk: the place of last_stacks() that keeps its stack, or -1
     Staged first_drafts;           // of each lane that drafts: its row among the absorbed ones
   };
   // Rows of one step of a chain of drafts: a row a lane.
@@ -159,26 +160,34 @@ class Engine {
   void stage(std::span<const LaneInput> inputs, std::span<const Draw> draws);
   void begin_experts(bool round);
   void run_round(const RoundKey& key, bool recordable, const std::function<void()>& work);
-  void place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
+  void place_proposal(int64_t trunk_rows, int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
   void place_draft_rows(int64_t rows, int64_t lanes);
   void place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes);
   void list_drafts(const LaneInput& input, int32_t waiting);
   void add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, int32_t start);
-  void keep_stack(int32_t slot, int32_t place, int32_t row);
+  void keep_stack(int32_t slot, int32_t row);
+  void make_room(std::span<const LaneInput> inputs);
+  // Absorbs all but the last of the rows that wait in these sequences.
+  void catch_up(std::span<const int32_t> slots);
+  bool lags_or_tries() const;
   void clear_draft_rows();
   void fill_draft_rows();
   void fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw> draws);
   void gather_ngrams();
   void stage_proposal(std::span<const Proposal> proposals, std::span<const size_t> order);
+  void place_tables();
+  void fill_tables();
   Batch make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const;
 
   // Operations alone: no copies from the host, no waiting.
-  void launch_forward(const Probe& probe);
+  void launch_trunk(const Probe& probe);
   void launch_draws(int64_t valid, bool greedy);
   // Takes a stack that lacks an injection and leaves one that lacks the returned.
   Injection run_layer(const Layer& layer, const GdnState* gdn, const KvCache* kv, const Batch& batch, const View& stack,
                       const Injection& lacking);
   void complete(Injection& lacking, const View& stack);
+  void attend(const QsaLayer& layer, const Batch& batch, const QsaRows& rows, const KvCache& kv, const View& out);
+  bool stages(const Batch& batch) const;
   void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next);
   // What the rows of a stack, of this layer's experts, will probably choose in the next one: on a stream of its own.
   Foreseen foresee(const Layer& layer, const View& stack);
@@ -187,14 +196,13 @@ class Engine {
   void report_slots(const Layer& layer, const View& ids, const View& slots);
   int64_t layer_number(const Layer& layer) const;
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
+  // What follows the trunk: stacks that wait are kept, draft rows absorbed.
+  void launch_absorption();
+  void gather_draft_stacks();
   void absorb_drafts();
   // Rows of the draft head: tokens I32 [R], stacks [R, n, H], which are normed in place; out as stacks, or the same.
   void run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out);
   void launch_proposal(int64_t valid, bool greedy);
-  // Of one pass: a prompt's, and those that waited.
-  int64_t most_draft_rows() const {
-    return options_.max_rows + (has_draft_head() ? options_.state.slots * (state_.waiting_rows() - 1) : 0);
-  }
   int64_t most_draws() const { return options_.state.slots * (1 + options_.state.trials); }
   void mix(const HyperConnection& mixer, const View& stack, const View& out);
   // With the other ranks (exchange.cpp).
@@ -207,6 +215,7 @@ class Engine {
   void head(const View& hidden, const View& out);
   void head_shard(const View& hidden, const View& out);
   void wait();
+  void wait_drawn();
   View logits_of(const View& stacks, const HyperConnection* mixer, std::span<const int32_t> rows);
 
   const Weights& weights_;
@@ -220,7 +229,8 @@ class Engine {
   GraphCache graphs_;
   std::vector<Buffer> buffers_;
   uint64_t workspace_bytes_ = 0;
-  Buffer asked_logits_, drawn_;        // of logits(), and the ids of a round on the host
+  Buffer asked_logits_, drawn_;  // of logits(), and the ids of a round on the host
+  std::unique_ptr<Event> has_drawn_;
   Buffer routed_;                      // the router's ids of one layer on the host
   std::unique_ptr<Stream> foresight_;  // beside the layer's own stream; null unless pools look ahead
   std::unique_ptr<Event> stack_mixed_, foreseen_;

@@ -42,6 +42,12 @@ void Engine::wait() {
   if (options_.ranks != nullptr) options_.ranks->check();
 }
 
+// Not for what was launched behind the draws.
+void Engine::wait_drawn() {
+  has_drawn_->wait();
+  if (options_.ranks != nullptr) options_.ranks->check();
+}
+
 // Slots of the experts that this rank holds are there; then all are. Ranks whose experts nobody chose take part.
 void Engine::exchange_slots(const MoeLayer& m, const View& ids, const View& slots) {
   if (m.per_rank == 0 || options_.plant == Plant::Add) return;

@@ -1,11 +1,12 @@
 // The launches of a forward: trunk, draft head, draws. Nothing here reads host memory that a replay would not.
 #include "libcore/engine/engine.h"
 
+#include <algorithm>
 #include <array>
 
 namespace fnx {
 
-void Engine::launch_forward(const Probe& probe) {
+void Engine::launch_trunk(const Probe& probe) {
   const ModelConfig& c = config();
   const View stack = a_.stack.rows(0, batch_.rows);
   backend_.embed(*stream_, in_.tokens.device, weights_.embed, stack);
@@ -21,7 +22,13 @@ void Engine::launch_forward(const Probe& probe) {
   }
   complete(lacking, stack);
   if (probe) probe(c.layers(), stack);
-  if (has_draft_head() && weights_.mtp) absorb_drafts();
+}
+
+void Engine::launch_absorption() {
+  if (!has_draft_head() || !weights_.mtp) return;
+  gather_draft_stacks();
+  backend_.scatter(*stream_, in_.keep.device, a_.stack.rows(0, batch_.rows), state_.last_stacks());
+  absorb_drafts();
 }
 
 void Engine::complete(Injection& lacking, const View& stack) {
@@ -53,7 +60,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
     ops.linears(s, from_u, u, std::array{qr.query_gate, qr.key, qr.value, qr.index});
     ops.qsa_write(s, q.ops, batch, qr, *kv);
     ops.qsa_select(s, q.ops, batch, qr, *kv);
-    ops.qsa_attend(s, q.ops, batch, qr, *kv, rows(a_.attended));
+    attend(q, batch, qr, *kv, rows(a_.attended));
     ops.linear(s, *q.o, rows(a_.attended), y);
   }
 
@@ -82,6 +89,28 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   ops.combine(s, slots, rows(a_.weights), shared, rows(a_.shared_expert_gate), y);
   if (m.per_rank > 0 && options_.plant == Plant::Add) add_planted_parts(y);
   return mlp;
+}
+
+bool Engine::stages(const Batch& batch) const {
+  return std::any_of(batch.lanes.begin(), batch.lanes.end(), [&](const Lane& lane) { return state_.stages(lane); });
+}
+
+// Lanes of few rows read pages in host memory where they are. For one of many rows its pages are brought to the device,
+// a cache at a time.
+void Engine::attend(const QsaLayer& layer, const Batch& batch, const QsaRows& rows, const KvCache& kv,
+                    const View& out) {
+  for (size_t first = 0, end = 0; first < batch.lanes.size(); first = end) {
+    const bool staged = state_.stages(batch.lanes[first]);
+    for (end = first + 1; !staged && end < batch.lanes.size() && !state_.stages(batch.lanes[end]);) ++end;
+    Batch part = batch;
+    part.lanes = batch.lanes.subspan(first, end - first);
+    part.lane_table = batch.lane_table.rows(static_cast<int64_t>(first), static_cast<int64_t>(end - first));
+    if (staged) {
+      part.kv_table = in_.tables.device.rows(2, 1).reshape({options_.state.slots, state_.pages().width()});
+      state_.stage(part.lanes[0].slot, kv);
+    }
+    backend_.qsa_attend(*stream_, layer.ops, part, rows, staged ? state_.staged(kv) : kv, out);
+  }
 }
 
 // The stack lacks this layer's experts and the next one's attention: most of what a router sees is there.
@@ -154,15 +183,16 @@ void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {
   backend_.ple_mix(*stream_, ple.ops, batch_, key, value, state_.ple(index), stack);
 }
 
+void Engine::gather_draft_stacks() {
+  const View stacks = a_.gather.rows(0, draft_batch_.rows);
+  if (draft_batch_.rows == 0) return;
+  backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
+  backend_.gather(*stream_, in_.from_stack.device, a_.stack, stacks);
+}
+
 void Engine::absorb_drafts() {
   const int64_t R = draft_batch_.rows;
-  const View stacks = a_.gather.rows(0, R), trunk = a_.stack.rows(0, batch_.rows);
-  if (R > 0) {
-    backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
-    backend_.gather(*stream_, in_.from_stack.device, trunk, stacks);
-  }
-  backend_.gather(*stream_, in_.keep.device, trunk, state_.last_stacks());
-  if (R > 0) run_draft_head(in_.draft_tokens.device, stacks, draft_batch_, a_.draft_stack.rows(0, R));
+  if (R > 0) run_draft_head(in_.draft_tokens.device, a_.gather.rows(0, R), draft_batch_, a_.draft_stack.rows(0, R));
 }
 
 void Engine::run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out) {

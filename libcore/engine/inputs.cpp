@@ -34,9 +34,18 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
     const auto words = t.row_bytes() / static_cast<int64_t>(dtype_size(dtype));
     in_.ngram.push_back(staging_.place(dtype, {rows, l.ple->hash.heads(), words}));
   }
-  if (has_draft_head()) place_draft_rows(draft_rows, draft_lanes);
-  in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+  if (has_draft_head()) {
+    in_.keep = staging_.place(DType::I32, {rows});
+    place_draft_rows(draft_rows, draft_lanes);
+  }
+  place_tables();
 }
+
+void Engine::place_tables() {
+  in_.tables = staging_.place(DType::I32, {state_.pages().table_count(), options_.state.slots, state_.pages().width()});
+}
+
+void Engine::fill_tables() { in_.tables.fill(state_.pages().tables().data(), state_.pages().tables().size()); }
 
 void Engine::place_draft_rows(int64_t rows, int64_t lanes) {
   in_.draft_tokens = staging_.place(DType::I32, {rows});
@@ -44,7 +53,6 @@ void Engine::place_draft_rows(int64_t rows, int64_t lanes) {
   in_.draft_lanes = staging_.place(DType::I32, {lanes, 4});
   in_.from_last = staging_.place(DType::I32, {rows});
   in_.from_stack = staging_.place(DType::I32, {rows});
-  in_.keep = staging_.place(DType::I32, {options_.state.slots * state_.waiting_rows()});
 }
 
 void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draws) {
@@ -64,6 +72,7 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
   if (static_cast<int64_t>(draws.size()) > most_draws())
     throw Error(ErrorKind::Internal,
                 fmt::format("{} draws of one round, at most {} are possible", draws.size(), most_draws()));
+  if (has_draft_head()) make_room(inputs);
   lanes_.clear(), trials_.clear();
   clear_draft_rows();
   int32_t row = 0;
@@ -78,12 +87,13 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
     if (has_draft_head()) list_drafts(in, waiting);
     row += count;
   }
+  for (const Lane& lane : lanes_) state_.count(lane);
   place(rows, static_cast<int64_t>(lanes_.size()), static_cast<int64_t>(draws.size()),
         static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
   fill_inputs(inputs, draws);
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
-  batch_.trials = in_.trials.device;
+  if (lags_or_tries()) batch_.trials = in_.trials.device;
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   // Draft rows lie a position behind: a bound of their own would change in a round whose key has not.
   draft_batch_.most_positions = batch_.most_positions;
@@ -104,6 +114,19 @@ void Engine::list_drafts(const LaneInput& input, int32_t waiting) {
   add_draft_rows(lane, waiting, count, lane.start - waiting);
 }
 
+// Sequences whose rows can wait no longer, or that go on with a prompt, and those beside them, so that they wait
+// alike afterwards.
+void Engine::make_room(std::span<const LaneInput> inputs) {
+  std::vector<int32_t> slots;
+  bool full = false;
+  for (const LaneInput& in : inputs) {
+    const int32_t waiting = state_.waiting(in.slot, -1);
+    full = full || (waiting > 1 && (in.tokens.size() > 1 || waiting == state_.waiting_rows()));
+    slots.push_back(in.slot);
+  }
+  if (full) catch_up(slots);
+}
+
 // `count` rows from position `start` on, whose next tokens are known: the first `waiting` from the slot's last stacks,
 // the others from the lane's first row on.
 void Engine::add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, int32_t start) {
@@ -113,7 +136,7 @@ void Engine::add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, in
   draft_lanes_.push_back({lane.slot, first, count, start});
   for (int32_t i = 0; i < count; ++i) {
     const bool last = i < waiting;
-    from_last_.push_back(last ? lane.slot * static_cast<int32_t>(state_.waiting_rows()) + i : -1);
+    from_last_.push_back(last ? state_.stack_place(lane.slot, start + i) : -1);
     from_stack_.push_back(last ? -1 : lane.first_row + i - waiting);
   }
   const auto next = state_.tokens(lane.slot).subspan(static_cast<size_t>(start) + 1);
@@ -132,16 +155,17 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
     reinterpret_cast<SampleParams*>(in_.params.host.data)[i] = draws[i].params;
   }
   gather_ngrams();
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  fill_tables();
   if (!has_draft_head()) return;
   fill_draft_rows();
+  std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
   for (size_t i = 0; i < lanes_.size(); ++i)
-    if (trials_[i].tried == 0)
-      keep_stack(lanes_[i].slot, state_.waiting(lanes_[i].slot, -1) - 1, lanes_[i].first_row + lanes_[i].rows - 1);
+    if (trials_[i].tried == 0) keep_stack(lanes_[i].slot, lanes_[i].first_row + lanes_[i].rows - 1);
 }
 
-void Engine::keep_stack(int32_t slot, int32_t place, int32_t row) {
-  in_.keep.host.as<int32_t>()[slot * state_.waiting_rows() + place] = row;
+// Of the sequence's last row, which is `row` of the trunk.
+void Engine::keep_stack(int32_t slot, int32_t row) {
+  in_.keep.host.as<int32_t>()[row] = state_.stack_place(slot, state_.length(slot) - 1);
 }
 
 void Engine::clear_draft_rows() {
@@ -154,7 +178,6 @@ void Engine::fill_draft_rows() {
   in_.draft_lanes.fill(draft_lanes_.data(), draft_lanes_.size());
   in_.from_last.fill(from_last_.data(), from_last_.size());
   in_.from_stack.fill(from_stack_.data(), from_stack_.size());
-  std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
 }
 
 void Engine::gather_ngrams() {
@@ -175,10 +198,19 @@ void Engine::gather_ngrams() {
   }
 }
 
+bool Engine::lags_or_tries() const {
+  return std::any_of(trials_.begin(), trials_.end(), [](const Trial& t) { return t.kept > 0 || t.tried > 0; });
+}
+
 Batch Engine::make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const {
   Batch batch;
   batch.lanes = lanes;
-  batch.lane_table = lane_table.device, batch.positions = positions.device, batch.block_table = in_.block_table.device;
+  batch.lane_table = lane_table.device, batch.positions = positions.device;
+  const auto table = [&](int64_t i) {
+    return in_.tables.device.rows(i, 1).reshape({options_.state.slots, state_.pages().width()});
+  };
+  batch.block_table = table(0);
+  if (state_.host_tier()) batch.kv_table = table(1);
   int64_t most = 0;
   for (const Lane& lane : lanes) {
     batch.rows += lane.rows;

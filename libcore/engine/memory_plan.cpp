@@ -44,9 +44,9 @@ struct Term {
 std::array<Term, 5> terms(const MemoryPlan& p) {
   return {{{"weights", p.weights, "take a pack of fewer bits"},
            {"expert lines", p.pools, "lower --expert-lines"},
-           {"states and KV pages", p.states, "lower --parallel, --max-tokens or the prompt"},
-           {"scratch", p.scratch, "lower --chunk-rows or --parallel"},
-           {"workspaces", p.workspaces, "lower --chunk-rows or --parallel"}}};
+           {"states and KV pages", p.states, "run fewer or shorter sequences, or lower --kv-device-tokens"},
+           {"scratch", p.scratch, "lower --chunk-rows or run fewer sequences"},
+           {"workspaces", p.workspaces, "lower --chunk-rows or run fewer sequences"}}};
 }
 double gib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
@@ -70,7 +70,8 @@ MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, co
     plan.weights -= plan.pools;
   }
   Engine e(weights, *backend, engine);
-  plan.states = e.state().bytes();
+  plan.states = static_cast<uint64_t>(e.state().device_bytes());
+  plan.host_pages = static_cast<uint64_t>(e.state().host_bytes());
   plan.workspaces = e.workspace_bytes();
   plan.scratch = backend->device_bytes() - plan.weights - plan.pools - plan.states - plan.workspaces;
   return plan;
@@ -98,6 +99,8 @@ std::string plan_text(const MemoryPlan& plan) {
   out += plan.limit > 0 ? fmt::format(" of {:.3f} GiB\n", gib(plan.limit)) : "\n";
   if (plan.lines > 0)
     out += fmt::format("{} expert lines a layer; {:.3f} GiB of pinned host memory\n", plan.lines, gib(plan.host));
+  if (plan.host_pages > 0)
+    out += fmt::format("older keys and values: {:.3f} GiB of pinned host memory\n", gib(plan.host_pages));
   return out;
 }
 

@@ -16,6 +16,7 @@ struct MemoryPlan {
   uint64_t workspaces = 0;  // of the operations of that forward
   uint64_t limit = 0;       // 0: unknown
   uint64_t host = 0;        // pinned, of offloaded experts: no part of the total
+  uint64_t host_pages = 0;  // likewise, of keys and values
   int64_t lines = 0;        // a layer
 
   uint64_t total() const { return weights + pools + states + scratch + workspaces; }

@@ -26,19 +26,29 @@ const PlanTerm& largest(const std::vector<PlanTerm>& terms, Place place) {
 
 }  // namespace
 
-uint64_t state_bytes(const ModelConfig& c, const StateOptions& o) {
+uint64_t kv_token_bytes(const ModelConfig& c, const StateOptions& o) {
+  const auto sparse = std::count(c.layer_types.begin(), c.layer_types.end(), LayerType::SparseAttention);
+  return static_cast<uint64_t>((sparse + (o.draft_head ? 1 : 0)) * 2 * c.kv_heads * c.head_dim) *
+         dtype_size(o.kv_dtype);
+}
+
+StateBytes state_bytes(const ModelConfig& c, const StateOptions& o) {
   const int64_t ratio = std::max<int64_t>(1, c.index_ratio), slots = o.slots, stack = c.streams * c.hidden_size;
-  const int64_t page = (64 + ratio - 1) / ratio * ratio, pages = (o.tokens + page - 1) / page + slots;
+  const int64_t page = StatePool::page_tokens_of(c);
+  const PagePool pages = StatePool::page_pool(o, page);
+  const int64_t near = pages.near(), far = pages.free() - near;
   const auto sparse = std::count(c.layer_types.begin(), c.layer_types.end(), LayerType::SparseAttention);
   const int64_t caches = sparse + (o.draft_head ? 1 : 0);
-  const int64_t keys = pages * page * 2 * c.kv_heads * c.head_dim * static_cast<int64_t>(dtype_size(o.kv_dtype));
-  const int64_t index = (pages * page / ratio + slots * ratio) * c.index_head_dim;
+  const int64_t keys = page * 2 * c.kv_heads * c.head_dim * static_cast<int64_t>(dtype_size(o.kv_dtype));
+  const int64_t staged = caches > 0 ? std::min(far, pages.width()) : 0;
+  const int64_t index = ((near + far) * page / ratio + slots * ratio) * c.index_head_dim;
   const int64_t conv = (c.gdn_conv_kernel - 1) * c.gdn_conv_width();
   const int64_t delta = c.gdn_value_heads * c.gdn_key_dim * c.gdn_value_dim;
   const int64_t ple = static_cast<int64_t>(c.ple_layers.size()) * (c.ple_conv_kernel - 1) * c.ngram_size * stack;
   const int64_t floats =
       caches * index + slots * ((c.layers() - sparse) * (conv + delta) + ple + (o.draft_head ? stack : 0));
-  return static_cast<uint64_t>(caches * keys + floats * static_cast<int64_t>(sizeof(float)));
+  return {static_cast<uint64_t>((caches * near + staged) * keys + floats * static_cast<int64_t>(sizeof(float))),
+          static_cast<uint64_t>(caches * far * keys)};
 }
 
 PoolPlan plan_pools(const TensorSource& source, const ModelConfig& config, const PlanInput& in) {
@@ -59,9 +69,11 @@ PoolPlan plan_pools(const TensorSource& source, const ModelConfig& config, const
       plan.terms.push_back(
           {role_name(role) + std::string(role == Role::Experts ? " scales" : ""), Place::Device, bytes});
     }
-  plan.terms.push_back({"states and caches", Place::Device, state_bytes(config, in.state)});
+  const StateBytes states = state_bytes(config, in.state);
+  plan.terms.push_back({"states and caches", Place::Device, states.device});
   plan.terms.push_back({"reserve", Place::Device, in.reserve_bytes});
   plan.terms.push_back({"expert bank", Place::Host, bank});
+  if (states.host > 0) plan.terms.push_back({"older keys and values", Place::Host, states.host});
   if (table > 0) plan.terms.push_back({"n-gram table", Place::Mapped, table});
   for (const PlanTerm& t : plan.terms)
     (t.place == Place::Device ? plan.device_bytes
@@ -85,13 +97,13 @@ PoolPlan plan_pools(const TensorSource& source, const ModelConfig& config, const
         "{} bytes of device memory hold no expert line: {} are taken, {} more are needed; the "
         "largest term is {} with {}; {}",
         in.vram_bytes, plan.device_bytes, plan.device_bytes + plan.line_bytes - in.vram_bytes, t.name, t.bytes,
-        t.name == "states and caches" ? "lower --context or --parallel"
+        t.name == "states and caches" ? "lower --kv-device-tokens, --context or --parallel"
                                       : "take a pack of fewer bits, or a larger card");
   } else if (plan.host_bytes > in.ram_bytes) {
     plan.problem = fmt::format(
-        "{} bytes of host memory, the expert bank takes {}; take a pack of fewer bits, or a "
+        "{} bytes of host memory, {} are needed, of which the expert bank takes {}; take a pack of fewer bits, or a "
         "machine with more",
-        in.ram_bytes, plan.host_bytes);
+        in.ram_bytes, plan.host_bytes, bank);
   }
   plan.device_bytes += static_cast<uint64_t>(plan.lines) * plan.line_bytes;
   if (plan.lines < config.experts) plan.token_miss_bytes = (1 - in.hit_ratio) * plan.token_expert_bytes;

@@ -10,8 +10,13 @@
 
 namespace fnx {
 
-// Bytes of the buffers that a StatePool of these options makes.
-uint64_t state_bytes(const ModelConfig& config, const StateOptions& options);
+// Bytes of the buffers that a StatePool of these options makes, on the device and in pinned host memory.
+struct StateBytes {
+  uint64_t device = 0, host = 0;
+};
+StateBytes state_bytes(const ModelConfig& config, const StateOptions& options);
+// Of one token's keys and values, in all caches.
+uint64_t kv_token_bytes(const ModelConfig& config, const StateOptions& options);
 
 enum class Place : uint8_t { Device, Host, Mapped };  // mapped: read from the file as needed, through the page cache
 constexpr const char* place_name(Place p) {

@@ -8,9 +8,12 @@
 
 namespace fnx {
 
-void Engine::place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes) {
+void Engine::place_proposal(int64_t trunk_rows, int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes) {
   staging_.begin();
-  if (has_draft_head()) place_draft_rows(rows, lanes);
+  if (has_draft_head()) {
+    in_.keep = staging_.place(DType::I32, {trunk_rows});
+    place_draft_rows(rows, lanes);
+  }
   in_.first_drafts = staging_.place(DType::I32, {step_lanes.empty() ? 0 : step_lanes[0]});
   const int64_t draws = std::accumulate(step_lanes.begin(), step_lanes.end(), int64_t{0});
   in_.params = staging_.place(DType::U8, {draws, sizeof(SampleParams)});
@@ -19,13 +22,13 @@ void Engine::place_proposal(int64_t rows, int64_t lanes, const std::vector<int64
     chain_[j].positions = staging_.place(DType::I32, {step_lanes[j]});
     chain_[j].lane_table = staging_.place(DType::I32, {step_lanes[j], 4});
   }
-  in_.block_table = staging_.place(DType::I32, {options_.state.slots, state_.table_width()});
+  place_tables();
 }
 
 // `order` lists the proposals by falling depth, so that every step of the chain goes on with the first of its rows.
 void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const size_t> order) {
   clear_draft_rows();
-  std::vector<int32_t> kept_rows, last_rows;  // of the trunk, of the draft head
+  std::vector<int32_t> last_rows;
   for (const Proposal& p : proposals) {
     const Lane& lane = lanes_[static_cast<size_t>(p.lane)];
     const int32_t tried = trials_[static_cast<size_t>(p.lane)].tried;
@@ -40,22 +43,26 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
       add_draft_rows(rows, 0, tried + 1, length - p.kept - 1);
       last_rows.push_back(first + p.kept);
     } else {
-      const int32_t waiting = state_.waiting(lane.slot, -1);
-      add_draft_rows(lane, waiting, waiting, length - waiting);
-      last_rows.push_back(first + waiting - 1);
+      add_draft_rows(lane, 1, 1, length - 1);
+      last_rows.push_back(first);
     }
     draft_tokens_.resize(from_last_.size(), p.next);
     state_.set_waiting(lane.slot, 1, p.next);
-    kept_rows.push_back(lane.first_row + lane.rows - 1 - tried + p.kept);
   }
   std::vector<int64_t> step_lanes;
   for (int32_t j = 0; j < (order.empty() ? 0 : proposals[order[0]].depth); ++j)
     step_lanes.push_back(
         std::count_if(proposals.begin(), proposals.end(), [&](const Proposal& p) { return p.depth > j; }));
-  place_proposal(static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()), step_lanes);
+  place_proposal(batch_.rows, static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()),
+                 step_lanes);
   fill_draft_rows();
-  for (size_t i = 0; i < proposals.size(); ++i) keep_stack(draft_lanes_[i].slot, 0, kept_rows[i]);
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
+  std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
+  for (const Proposal& p : proposals) {
+    const Lane& lane = lanes_[static_cast<size_t>(p.lane)];
+    const int32_t tried = trials_[static_cast<size_t>(p.lane)].tried;
+    if (tried > 0) keep_stack(lane.slot, lane.first_row + lane.rows - 1 - tried + p.kept);
+  }
+  fill_tables();
   auto* params = reinterpret_cast<SampleParams*>(in_.params.host.data);
   for (size_t j = 0; j < chain_.size(); ++j) {
     ChainStep& step = chain_[j];
@@ -86,7 +93,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
   const bool here = weights_.mtp.has_value();
-  if (here) absorb_drafts();
+  launch_absorption();
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
     const int64_t D = chain_[j].batch.rows;
@@ -110,6 +117,10 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
     return drafts;
   }
   if (proposals.empty()) return drafts;
+  std::vector<int32_t> waiting;
+  for (const Proposal& p : proposals)
+    if (trials_[static_cast<size_t>(p.lane)].tried == 0) waiting.push_back(lanes_[static_cast<size_t>(p.lane)].slot);
+  catch_up(waiting);
   std::vector<size_t> order(proposals.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -118,15 +129,15 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   const bool greedy =
       std::all_of(proposals.begin(), proposals.end(), [](const Proposal& p) { return p.params.temperature <= 0; });
   RoundKey key;
+  key.rows = batch_.rows;
   for (const ChainStep& step : chain_) key.draws += step.batch.rows;
   key.draft_rows = draft_batch_.rows, key.draft_lanes = static_cast<int64_t>(draft_lanes_.size());
   key.most_positions = draft_batch_.most_positions, key.valid = valid;
   key.draft_steps = static_cast<int64_t>(chain_.size()), key.greedy = greedy;
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
-  const bool usual = key.draft_rows <= batch_.rows;  // no rows that waited
   if (weights_.mtp && weights_.pools) weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
-  run_round(key, even && usual, [&] { launch_proposal(valid, greedy); });
+  run_round(key, even, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
   wait();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();
@@ -137,22 +148,21 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
 
 void Engine::settle(int32_t slot) {
   const int32_t waiting = state_.waiting(slot, -1), lag = state_.lag(slot);
-  if (lag == 0 && waiting <= 1) return;
+  if (waiting > 1) catch_up({&slot, 1});
+  if (lag == 0) return;
   clear_draft_rows();
   lanes_ = {{slot, 0, 0, static_cast<int32_t>(state_.length(slot))}};
   trials_ = {{lag, 0}};
-  if (waiting > 1) add_draft_rows(lanes_[0], waiting, waiting - 1, lanes_[0].start - waiting);
-  place(0, 1, 0, static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()));
+  place(0, 1, 0, 0, 0);
   in_.lanes.fill(lanes_.data(), 1);
   if (options_.state.trials > 0) in_.trials.fill(trials_.data(), 1);
-  in_.block_table.fill(state_.block_table().data(), state_.block_table().size());
-  if (has_draft_head()) fill_draft_rows();
+  fill_tables();
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   batch_.trials = in_.trials.device;
   const auto none = [](const View& v) { return v.rows(0, 0); };
   size_t ple = 0;
-  for (int64_t l = 0; l < config().layers() && lag > 0; ++l) {
+  for (int64_t l = 0; l < config().layers(); ++l) {
     const Layer& layer = weights_.layers[static_cast<size_t>(l)];
     if (layer.ple)
       backend_.ple_mix(*stream_, layer.ple->ops, batch_, none(a_.ple_key), none(a_.ple_value), state_.ple(ple++),
@@ -162,13 +172,35 @@ void Engine::settle(int32_t slot) {
                    none(a_.gdn_out));
   }
   state_.caught_up(slot);
-  if (waiting <= 1) return;
-  state_.set_waiting(slot, 1, -1);
-  if (!weights_.mtp) return;
-  draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
-  absorb_drafts();
-  const int64_t first = slot * state_.waiting_rows();
-  backend_.copy(*stream_, state_.last_stacks().rows(first, 1), state_.last_stacks().rows(first + waiting - 1, 1));
+}
+
+void Engine::catch_up(std::span<const int32_t> slots) {
+  while (true) {
+    clear_draft_rows();
+    int64_t room = options_.max_rows;
+    for (const int32_t slot : slots) {
+      const int32_t waiting = state_.waiting(slot, -1);
+      if (waiting <= 1 || room == 0) continue;
+      const auto count = static_cast<int32_t>(std::min<int64_t>(waiting - 1, room));
+      const auto length = static_cast<int32_t>(state_.length(slot));
+      add_draft_rows({slot, 0, 0, length}, count, count, length - waiting);
+      state_.set_waiting(slot, waiting - count, -1);
+      room -= count;
+    }
+    if (draft_lanes_.empty()) return;
+    if (!weights_.mtp) continue;
+    staging_.begin();
+    place_draft_rows(options_.max_rows - room, static_cast<int64_t>(draft_lanes_.size()));
+    place_tables();
+    fill_draft_rows();
+    fill_tables();
+    staging_.send(*stream_);
+    draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
+    // In waves, however many: streaming would empty the pools of the rounds.
+    if (weights_.pools) weights_.pools->begin(*stream_, 0, 0, true);
+    gather_draft_stacks();
+    absorb_drafts();
+  }
 }
 
 }  // namespace fnx

@@ -46,7 +46,12 @@ int64_t selecting(const ModelConfig& c, int64_t start, size_t count) {
 class Run {
  public:
   Run(Engine& engine, std::span<const Request> requests, const SchedulerOptions& options, const SchedulerEvents& events)
-      : engine_(engine), requests_(requests), o_(options), events_(events), policy_(options.draft) {
+      : engine_(engine),
+        requests_(requests),
+        o_(options),
+        events_(events),
+        own_policy_(options.draft),
+        policy_(options.policy != nullptr ? *options.policy : own_policy_) {
     const int64_t vocab = engine.config().vocab_size;
     valid_ = o_.valid_ids > 0 ? std::min(o_.valid_ids, vocab) : vocab;
     stats_.first_token_ns.assign(requests.size(), 0), stats_.started_ns.assign(requests.size(), 0);
@@ -301,7 +306,8 @@ class Run {
   std::span<const Request> requests_;
   const SchedulerOptions& o_;
   const SchedulerEvents& events_;
-  DraftPolicy policy_;
+  DraftPolicy own_policy_;
+  DraftPolicy& policy_;
   SchedulerStats stats_;
   int64_t valid_ = 0, prompt_total_ = 0, prompt_done_ = 0;
   const double began_ = now_ns();

@@ -35,6 +35,8 @@ struct SchedulerOptions {
   bool all_logits = false;    // report the logits of every row, not of those that predict generated tokens
   bool draft_logits = false;  // report the draft head's logits of every absorbed row; not while drafting
   DraftOptions draft;         // at most as many tokens as the engine's state can take back
+  // What earlier runs on the engine measured, with the same draft options, and this one adds to; null: nothing.
+  DraftPolicy* policy = nullptr;
 };
 
 // What a run reports while it goes. Rows are reported in order within a request; requests may interleave.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/error.h"
 
@@ -16,16 +15,27 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream, const StateOptions& options)
-    : config_(config), backend_(backend), options_(options), stream_(stream), sequences_(options.slots) {
+    : config_(config),
+      backend_(backend),
+      options_(options),
+      stream_(stream),
+      page_tokens_(page_tokens_of(config)),
+      pages_(page_pool(options, page_tokens_)),
+      sequences_(options.slots) {
   const int64_t ratio = std::max<int64_t>(1, config.index_ratio), slots = options.slots;
-  page_tokens_ = divide_up(kPageTokens, ratio) * ratio;
-  pages_ = divide_up(options.tokens, page_tokens_) + slots;  // a sequence's last page is partly empty
+  const int64_t near = pages_.near(), far = pages_.free() - near;
   const auto qsa_cache = [&] {
+    const auto pages = [&](int64_t count, Space space) {
+      return make(options.kv_dtype, {count, page_tokens_, config.kv_heads, config.head_dim}, space);
+    };
     KvCache kv;
     kv.page_tokens = page_tokens_;
-    kv.keys = make(options.kv_dtype, {pages_, page_tokens_, config.kv_heads, config.head_dim});
-    kv.values = make(options.kv_dtype, {pages_, page_tokens_, config.kv_heads, config.head_dim});
-    kv.index_keys = make(DType::F32, {pages_, page_tokens_ / ratio, config.index_head_dim});
+    kv.keys = pages(near, Space::Device), kv.values = pages(near, Space::Device);
+    if (far > 0) kv.far_keys = pages(far, Space::Host), kv.far_values = pages(far, Space::Host);
+    const int64_t most = std::min(far, pages_.width());
+    if (most > 0 && staged_keys_.rank == 0)
+      staged_keys_ = pages(most, Space::Device), staged_values_ = pages(most, Space::Device);
+    kv.index_keys = make(DType::F32, {near + far, page_tokens_ / ratio, config.index_head_dim});
     kv.raw_keys = make(DType::F32, {slots, ratio + divide_up(options.trials, ratio) * ratio, config.index_head_dim});
     return kv;
   };
@@ -46,23 +56,35 @@ StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream
     kv_.push_back(qsa_cache());
     last_stack_ = make(DType::F32, {slots * waiting_rows(), config.streams, config.hidden_size});
   }
-  table_width_ = std::min(pages_, divide_up(options.max_tokens, page_tokens_));
-  table_.resize(slots * table_width_);
-  free_pages_.resize(pages_);
-  std::iota(free_pages_.rbegin(), free_pages_.rend(), 0);
 }
 
-View StatePool::make(DType dtype, std::initializer_list<int64_t> dims) {
+int64_t StatePool::page_tokens_of(const ModelConfig& c) {
+  const int64_t ratio = std::max<int64_t>(1, c.index_ratio);
+  return divide_up(kPageTokens, ratio) * ratio;
+}
+
+PagePool StatePool::page_pool(const StateOptions& o, int64_t page_tokens) {
+  const int64_t pages = divide_up(o.tokens, page_tokens) + o.slots;  // a sequence's last page is partly empty
+  const int64_t near = o.device_tokens > 0 ? std::min(pages, divide_up(o.device_tokens, page_tokens)) : pages;
+  return {pages, near, o.slots, std::min(pages, divide_up(o.max_tokens, page_tokens))};
+}
+
+View StatePool::make(DType dtype, std::initializer_list<int64_t> dims, Space space) {
   size_t bytes = dtype_size(dtype);
   for (int64_t d : dims) bytes *= static_cast<size_t>(d);
-  buffers_.push_back(backend_.allocate(bytes, Space::Device));
-  return buffers_.back().view(dtype, dims);
+  std::vector<Buffer>& buffers = space == Space::Host ? host_buffers_ : buffers_;
+  buffers.push_back(backend_.allocate(bytes, space));
+  return buffers.back().view(dtype, dims);
 }
 
-int64_t StatePool::bytes() const {
+int64_t StatePool::bytes_of(const std::vector<Buffer>& buffers) {
   int64_t n = 0;
-  for (const Buffer& b : buffers_) n += static_cast<int64_t>(b.bytes());
+  for (const Buffer& b : buffers) n += static_cast<int64_t>(b.bytes());
   return n;
+}
+
+int64_t StatePool::caches() const {
+  return std::count_if(kv_.begin(), kv_.end(), [](const KvCache& kv) { return kv.keys.rank > 0; });
 }
 
 int32_t StatePool::open() {
@@ -83,7 +105,7 @@ int32_t StatePool::open() {
 }
 
 void StatePool::close(int32_t slot) {
-  free_pages_.insert(free_pages_.end(), sequences_[slot].pages.rbegin(), sequences_[slot].pages.rend());
+  pages_.close(slot);
   sequences_[slot] = {};
 }
 
@@ -97,24 +119,67 @@ void StatePool::append(int32_t slot, std::span<const int32_t> tokens) {
 }
 
 void StatePool::reserve(int32_t slot, int64_t length) {
-  Sequence& s = sequences_[slot];
   if (length > options_.max_tokens)
     throw Error(ErrorKind::Unsupported,
                 fmt::format("a sequence of {} tokens exceeds the limit of {} tokens", length, options_.max_tokens));
-  const int64_t need = divide_up(length, page_tokens_) - static_cast<int64_t>(s.pages.size());
-  if (need > static_cast<int64_t>(free_pages_.size()))
+  const int64_t count = divide_up(length, page_tokens_), need = count - pages_.count(slot);
+  if (need > pages_.free())
     throw Error(ErrorKind::Unsupported,
                 fmt::format("{} more KV pages of {} tokens are needed, {} are free; lower --parallel "
                             "or --max-tokens",
-                            need, page_tokens_, free_pages_.size()));
-  if (need > 0) {
-    const auto first = static_cast<int64_t>(s.pages.size());
-    for (int64_t i = 0; i < need; ++i) {
-      s.pages.push_back(free_pages_.back());
-      free_pages_.pop_back();
+                            need, page_tokens_, pages_.free()));
+  if (need > 0) spill(pages_.grow(slot, count));
+}
+
+// Neighbours go together.
+void StatePool::spill(std::span<const PagePool::Move> moves) {
+  for (size_t first = 0, end = 0; first < moves.size(); first = end) {
+    const auto [from, to] = moves[first];
+    for (end = first + 1; end < moves.size(); ++end) {
+      const auto along = static_cast<int32_t>(end - first);
+      if (moves[end].from != from + along || moves[end].to != to + along) break;
     }
-    std::copy_n(s.pages.begin() + first, need, table_.begin() + slot * table_width_ + first);
+    const auto count = static_cast<int64_t>(end - first);
+    for (const KvCache& kv : kv_) {
+      if (kv.keys.rank == 0) continue;
+      const int64_t far = to - pages_.near();
+      backend_.copy(stream_, kv.far_keys.rows(far, count), kv.keys.rows(from, count));
+      backend_.copy(stream_, kv.far_values.rows(far, count), kv.values.rows(from, count));
+      traffic_.spilled_bytes += static_cast<uint64_t>(2 * kv.keys.rows(from, count).bytes());
+    }
   }
+}
+
+void StatePool::stage(int32_t slot, const KvCache& kv) {
+  const int64_t pages = pages_.spilled(slot);
+  for (int64_t first = 0, end = 0; first < pages; first = end) {
+    const int32_t from = pages_.place(slot, first);
+    for (end = first + 1; end < pages && pages_.place(slot, end) == from + end - first;) ++end;
+    const int64_t far = from - pages_.near(), count = end - first;
+    backend_.copy(stream_, staged_keys_.rows(first, count), kv.far_keys.rows(far, count));
+    backend_.copy(stream_, staged_values_.rows(first, count), kv.far_values.rows(far, count));
+    traffic_.staged_bytes += static_cast<uint64_t>(2 * staged_keys_.rows(first, count).bytes());
+  }
+  traffic_.staged += pages;
+}
+
+KvCache StatePool::staged(const KvCache& kv) const {
+  KvCache out = kv;
+  out.far_keys = staged_keys_, out.far_values = staged_values_;
+  return out;
+}
+
+PageTraffic StatePool::traffic() const {
+  PageTraffic t = traffic_;
+  t.pages = pages_.counts();
+  const auto it = std::find_if(kv_.begin(), kv_.end(), [](const KvCache& kv) { return kv.keys.rank > 0; });
+  const int64_t page = it == kv_.end() ? 0 : 2 * it->keys.rows(0, 1).bytes();
+  if (t.spilled_bytes != static_cast<uint64_t>(t.pages.spilled * caches() * page) ||
+      t.staged_bytes != static_cast<uint64_t>(t.staged * page))
+    throw Error(ErrorKind::Internal,
+                fmt::format("{} KV pages of {} caches were spilled with {} bytes, {} staged with {}; a page has {}",
+                            t.pages.spilled, caches(), t.spilled_bytes, t.staged, t.staged_bytes, page));
+  return t;
 }
 
 void StatePool::try_rows(int32_t slot, int32_t tried) {
@@ -147,7 +212,7 @@ void StatePool::each_part(int32_t slot, const std::function<void(const View&)>& 
     }
   for (const View& v : ple_)
     if (v.size() > 0) rows_of(v, 0, v.shape[1] - options_.trials);
-  if (last_stack_) part(last_stack_.rows(slot * waiting_rows(), 1));
+  if (last_stack_) part(last_stack_.rows(stack_place(slot, std::max<int64_t>(1, length(slot)) - 1), 1));
   for (size_t i = 0; i < kv_.size(); ++i) {
     const KvCache& kv = kv_[i];
     if (!kv.keys) continue;
@@ -156,15 +221,17 @@ void StatePool::each_part(int32_t slot, const std::function<void(const View&)>& 
     int64_t left = std::max<int64_t>(0, length(slot) - (draft ? 1 : 0)), blocks = left / config_.index_ratio;
     // Of raw keys those of the incomplete block: a ring holds whole blocks.
     rows_of(kv.raw_keys, blocks * config_.index_ratio % kv.raw_keys.shape[1], left % config_.index_ratio);
-    for (size_t p = 0; p < s.pages.size() && left > 0; ++p, left -= page_tokens_) {
+    for (int64_t p = 0; p < pages_.count(slot) && left > 0; ++p, left -= page_tokens_) {
       const int64_t n = std::min(left, page_tokens_), per_page = page_tokens_ / config_.index_ratio;
-      const auto in_page = [&](const View& v, int64_t rows) {
-        View page = v.rows(s.pages[p], 1);
-        page = page.reshape({v.shape[1], page.size() / v.shape[1]});
-        part(page.rows(0, rows));
+      const auto in_page = [&](const View& v, int64_t page, int64_t rows) {
+        View whole = v.rows(page, 1);
+        whole = whole.reshape({v.shape[1], whole.size() / v.shape[1]});
+        part(whole.rows(0, rows));
       };
-      in_page(kv.keys, n), in_page(kv.values, n);
-      if (const int64_t b = std::min(blocks, per_page); b > 0) in_page(kv.index_keys, b);
+      const int64_t place = pages_.place(slot, p), far = place - pages_.near();
+      in_page(far < 0 ? kv.keys : kv.far_keys, far < 0 ? place : far, n);
+      in_page(far < 0 ? kv.values : kv.far_values, far < 0 ? place : far, n);
+      if (const int64_t b = std::min(blocks, per_page); b > 0) in_page(kv.index_keys, pages_.page(slot, p), b);
       blocks -= per_page;
     }
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "libcore/engine/page_pool.h"
 #include "libcore/engine/weights.h"
 
 namespace fnx {
@@ -18,6 +19,15 @@ struct StateOptions {
   DType kv_dtype = DType::F32;  // F32 or BF16
   bool draft_head = false;      // also the draft head's caches
   int64_t trials = 0;           // most rows of a forward that a sequence may take back
+  int64_t device_tokens = 0;    // whose keys and values stay on the device, rounded up to pages; 0: all
+};
+
+// Bytes and pages between the device and the host tier.
+struct PageTraffic {
+  PageCounts pages;
+  int64_t staged = 0;         // brought back for one layer's attention
+  int64_t rows_in_place = 0;  // rows whose attention read pages where they are in host memory
+  uint64_t spilled_bytes = 0, staged_bytes = 0;
 };
 
 // Everything that defines a sequence, on the host.
@@ -67,19 +77,41 @@ class StatePool {
   std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
   const StateOptions& options() const { return options_; }
   int64_t page_tokens() const { return page_tokens_; }
-  int64_t bytes() const;  // of all buffers
-  // Pages of each slot, [slots, table_width()], on the host: forwards take a copy.
-  std::span<const int32_t> block_table() const { return table_; }
-  int64_t table_width() const { return table_width_; }
+  // As a pool of these options has them.
+  static int64_t page_tokens_of(const ModelConfig& config);
+  static PagePool page_pool(const StateOptions& options, int64_t page_tokens);
+  int64_t device_bytes() const { return bytes_of(buffers_); }
+  int64_t host_bytes() const { return bytes_of(host_buffers_); }  // of the host tier
+  // Whose tables forwards take a copy of.
+  const PagePool& pages() const { return pages_; }
+
+  // Some keys and values may be in pinned host memory: the older pages of sequences. Attention may read them there; or,
+  // for many rows, from staged(), after stage().
+  bool host_tier() const { return pages_.tiered(); }
+  // A lane of more rows than this is staged; rounds of up to as many a lane are the ones that may be recorded.
+  static constexpr int64_t kInPlaceRows = 16;
+  bool stages(const Lane& lane) const { return lane.rows > kInPlaceRows && pages_.spilled(lane.slot) > 0; }
+  // Copies one cache's pages of a sequence in host memory to the device, in the stream's order.
+  void stage(int32_t slot, const KvCache& kv);
+  // That cache, with what was staged as its far pages: numbered by the last of the tables.
+  KvCache staged(const KvCache& kv) const;
+  // Notes a lane of the trunk, for the traffic.
+  void count(const Lane& lane) {
+    if (!stages(lane) && pages_.spilled(lane.slot) > 0) traffic_.rows_in_place += lane.rows;
+  }
+  // Checked: throws Internal when bytes and pages do not agree.
+  PageTraffic traffic() const;
 
   // By layer; only those of the layer's kind have buffers. The draft head's cache is the last.
   const GdnState& gdn(int64_t layer) const { return gdn_[layer]; }
   const KvCache& kv(int64_t layer) const { return kv_[layer]; }
   const KvCache& draft_kv() const { return kv_.back(); }
   View ple(size_t index) const { return ple_[index]; }  // F32 [slots, (taps - 1) * dilation + trials, n * H]
-  // F32 [slots * waiting_rows(), n, H]: stacks of rows that wait for the draft head, and that of the last row first
-  // when none but that waits.
+  // F32 [slots * waiting_rows(), n, H]: stacks of the last rows of each slot, at stack_place().
   View last_stacks() const { return last_stack_; }
+  int32_t stack_place(int32_t slot, int64_t position) const {
+    return static_cast<int32_t>(slot * waiting_rows() + position % waiting_rows());
+  }
 
   // Every byte that defines the sequence, in one order that does not depend on where its pages lie. Its states must not
   // lag.
@@ -91,14 +123,16 @@ class StatePool {
   int32_t restore(const Snapshot& snapshot);
 
  private:
-  static constexpr int64_t kMostWaiting = 16;
+  static constexpr int64_t kMostWaiting = 128;
   struct Sequence {
     bool open = false;
     std::vector<int32_t> tokens;
-    std::vector<int32_t> pages;
     int32_t on_trial = 0, lag = 0, waiting = 0, absorbed = -1;
   };
-  View make(DType dtype, std::initializer_list<int64_t> dims);
+  View make(DType dtype, std::initializer_list<int64_t> dims, Space space = Space::Device);
+  static int64_t bytes_of(const std::vector<Buffer>& buffers);
+  void spill(std::span<const PagePool::Move> moves);
+  int64_t caches() const;  // with keys and values
   void each_part(int32_t slot, const std::function<void(const View&)>& part) const;
   size_t saved_bytes(int32_t slot) const;  // of all parts
 
@@ -106,13 +140,15 @@ class StatePool {
   Backend& backend_;
   StateOptions options_;
   Stream& stream_;
-  int64_t page_tokens_ = 0, pages_ = 0, table_width_ = 0;
-  std::vector<Buffer> buffers_;
+  int64_t page_tokens_ = 0;
+  PagePool pages_;
+  std::vector<Buffer> buffers_, host_buffers_;
   std::vector<GdnState> gdn_;
   std::vector<KvCache> kv_;
   std::vector<View> ple_;
   View last_stack_;
-  std::vector<int32_t> table_, free_pages_;
+  View staged_keys_, staged_values_;  // as keys, for the pages of one sequence
+  PageTraffic traffic_;
   std::vector<Sequence> sequences_;
 };
 

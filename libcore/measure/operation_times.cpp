@@ -61,6 +61,9 @@ class Recording : public RecordingBackend {
   void gather(Stream& s, View ids, View from, View to) override {
     run(s, "gather", [=, this](Stream& t) { inner_.gather(t, ids, from, to); });
   }
+  void scatter(Stream& s, View ids, View from, View to) override {
+    run(s, "scatter", [=, this](Stream& t) { inner_.scatter(t, ids, from, to); });
+  }
   void embed(Stream& s, View tokens, View table, View out) override {
     run(s, "embed", [=, this](Stream& t) { inner_.embed(t, tokens, table, out); });
   }

@@ -22,7 +22,8 @@ struct Case {
   DType kv = DType::F32;
   bool graphs = false, automatic = false;
   int64_t inject = 0, max_tokens = 16;
-  bool idle = false;  // could take rows back and drafts none
+  bool idle = false;      // could take rows back and drafts none
+  int64_t most_rows = 0;  // of a forward; 0: few
 };
 
 struct Outcome {
@@ -54,7 +55,7 @@ Outcome run(const Case& c, const Outcome* plain = nullptr) {
   EngineOptions o;
   o.state = state_for(requests, c.sequences, 8192);
   o.state.kv_dtype = c.kv, o.state.draft_head = true, o.state.trials = c.depth;
-  o.max_rows = c.sequences * std::max(16, 1 + c.depth);
+  o.max_rows = c.most_rows > 0 ? c.most_rows : c.sequences * std::max(16, 1 + c.depth);
   o.graphs = c.graphs, o.inject_capture_failures = c.inject;
   Engine engine(tiny_weights(c.on), backend_on(c.on), o);
   Outcome out;
@@ -153,14 +154,16 @@ void automatic_equals_plain(On on, DType kv, bool graphs) {
 
 // Rows wait for the draft head, are absorbed many at a time, and the last ones by settle().
 void idle_equals_plain(On on, DType kv, bool graphs) {
-  for (const int64_t max_tokens : {2, 15, 16, 17, 18, 40}) {
-    CAPTURE(max_tokens);
-    Case c{2, 4, kOwn, 0, on, kv, graphs};
-    c.max_tokens = max_tokens, c.idle = true;
-    const Outcome plain = plain_of(c), idle = run(c);
-    same(idle, plain);
-    CHECK(idle.stats.drafted == 0);
-  }
+  for (const int64_t max_tokens : {2, 17, 127, 128, 129, 260})
+    for (const int64_t most_rows : {32, 200, 256}) {  // passes of pieces of a sequence, of one, and of both
+      CAPTURE(max_tokens);
+      CAPTURE(most_rows);
+      Case c{2, 4, kOwn, 0, on, kv, graphs};
+      c.max_tokens = max_tokens, c.idle = true, c.most_rows = most_rows;
+      const Outcome plain = plain_of(c), idle = run(c);
+      same(idle, plain);
+      CHECK(idle.stats.drafted == 0);
+    }
 }
 
 void stops_equal_plain(On on) {
@@ -241,6 +244,19 @@ TEST_CASE("drafts: plain rounds of an engine that may draft end in the plain sta
 TEST_CASE("cuda: plain rounds of an engine that may draft end in the plain states") {
   if (no_gpu()) return;
   idle_equals_plain(On::Cuda, DType::BF16, true);
+}
+
+TEST_CASE("cuda: plain rounds are replays while rows wait and are absorbed") {
+  if (no_gpu()) return;
+  Case c{2, 4, kOwn, 0, On::Cuda, DType::BF16, true};
+  c.idle = true, c.most_rows = 256;
+  c.max_tokens = 300;  // the draft head absorbs twice
+  const Outcome twice = run(c);
+  c.max_tokens = 420;  // and once more
+  const Outcome thrice = run(c);
+  CHECK(thrice.graphs.eager == twice.graphs.eager);
+  CHECK(thrice.graphs.captures == twice.graphs.captures);
+  CHECK(thrice.graphs.replays == twice.graphs.replays + 120);
 }
 
 TEST_CASE("drafts: an answer that stops inside a chain of right drafts ends in the plain state") {

@@ -28,11 +28,14 @@ TEST_CASE("pool_plan: states take what the state pool allocates, to the byte") {
   const auto stream = backend->make_stream();
   for (const bool draft : {false, true})
     for (const int64_t tokens : {1, 64, 1000})
-      for (const DType dtype : {DType::F32, DType::BF16}) {
-        const StateOptions options{3, tokens, tokens, dtype, draft};
-        CHECK(state_bytes(config, options) ==
-              static_cast<uint64_t>(StatePool(config, *backend, *stream, options).bytes()));
-      }
+      for (const DType dtype : {DType::F32, DType::BF16})
+        for (const int64_t device_tokens : {0, 1, 500}) {
+          const StateOptions options{3, tokens, tokens, dtype, draft, 0, device_tokens};
+          const StatePool pool(config, *backend, *stream, options);
+          const StateBytes planned = state_bytes(config, options);
+          CHECK(planned.device == static_cast<uint64_t>(pool.device_bytes()));
+          CHECK(planned.host == static_cast<uint64_t>(pool.host_bytes()));
+        }
 }
 
 TEST_CASE("pool_plan: the published geometry at 3.05 bpw has lines on a 16 GiB card, and each term its size") {

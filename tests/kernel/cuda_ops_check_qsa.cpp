@@ -64,7 +64,7 @@ Run run_device(const Site& site, const std::vector<int64_t>& chunks) {
     shape.rows = rows, shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = kDim;
     shape.index_heads = kIndexHeads, shape.index_dim = kIndexDim, shape.ratio = kRatio, shape.blocks = s.blocks;
     shape.rotary = kRotary, shape.page_tokens = s.page_tokens, shape.table_width = site.pages;
-    shape.block_table = block_table, shape.lanes = {lanes, 1};
+    shape.block_table = shape.kv_table = block_table, shape.lanes = {lanes, 1};
     const cuda::QsaCache cache{s.pages, keys.get(), values.get(), index_keys, raw_keys, kRatio};
     Device<float> partials(cuda::qsa_partials(shape));
     float* q = qg + first * s.heads * 2 * kDim;
@@ -218,7 +218,7 @@ void check_ties(Backend& cpu, Stream& stream, int64_t blocks, int64_t position) 
   cuda::QsaShape shape;
   shape.rows = rows, shape.heads = shape.kv_heads = 1, shape.head_dim = kDim, shape.index_heads = kIndexHeads;
   shape.index_dim = kIndexDim, shape.ratio = kRatio, shape.blocks = blocks, shape.page_tokens = page;
-  shape.table_width = pages, shape.block_table = table, shape.lanes = {lanes, 1};
+  shape.table_width = pages, shape.block_table = shape.kv_table = table, shape.lanes = {lanes, 1};
   cuda::QsaCache dc;
   dc.index_keys = dk;
   cuda::qsa_select({shape, dc, di, ds, (position + 1) / kRatio, scores, rows}, nullptr);

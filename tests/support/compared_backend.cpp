@@ -72,6 +72,11 @@ class Compared : public ComparedBackend {
         s, "gather", [&] { device_.gather(s, ids, from, to); }, {to},
         [&] { cpu_.gather(*cpu_stream_, host(ids), host(from), host(to)); });
   }
+  void scatter(Stream& s, View ids, View from, View to) override {
+    run(
+        s, "scatter", [&] { device_.scatter(s, ids, from, to); }, {to},
+        [&] { cpu_.scatter(*cpu_stream_, host(ids), host(from), host(to)); });
+  }
   void embed(Stream& s, View tokens, View table, View out) override {
     run(
         s, "embed", [&] { device_.embed(s, tokens, table, out); }, {out},
@@ -285,6 +290,7 @@ class Compared : public ComparedBackend {
   Batch host(const Batch& b) {
     Batch h = b;
     h.lane_table = host(b.lane_table), h.positions = host(b.positions), h.block_table = host(b.block_table);
+    h.kv_table = host(b.kv_table);
     h.trials = host(b.trials);
     return h;
   }
@@ -292,7 +298,8 @@ class Compared : public ComparedBackend {
     return {host(r.query_gate), host(r.key), host(r.value), host(r.index), host(r.selected)};
   }
   KvCache host(const KvCache& kv) {
-    return {kv.page_tokens, host(kv.keys), host(kv.values), host(kv.index_keys), host(kv.raw_keys)};
+    return {kv.page_tokens,    host(kv.keys),     host(kv.values),    host(kv.index_keys),
+            host(kv.raw_keys), host(kv.far_keys), host(kv.far_values)};
   }
 
   Backend& device_;

@@ -66,10 +66,10 @@ TEST_CASE("draft_policy: plain rounds come first, and right drafts are then made
   CHECK(deep / 400 < 5);
 }
 
-TEST_CASE("draft_policy: wrong drafts are given up, and tried again after 8 plain rounds, doubling to 128") {
+TEST_CASE("draft_policy: wrong drafts are given up, and tried again after 8 plain rounds, doubling to 512") {
   Machine machine{0.2, 0, {0.0}};
   DraftPolicy policy({4, false});
-  const Tally t = run(policy, machine, 1000);
+  const Tally t = run(policy, machine, 2000);
   std::vector<int> plain_runs;
   int length = 0;
   for (const int32_t depth : t.depths) {
@@ -80,8 +80,8 @@ TEST_CASE("draft_policy: wrong drafts are given up, and tried again after 8 plai
       length = 0;
     }
   }
-  REQUIRE(plain_runs.size() >= 7);
-  const std::vector<int> want{2, 8, 16, 32, 64, 128, 128};
+  REQUIRE(plain_runs.size() >= 9);
+  const std::vector<int> want{2, 8, 16, 32, 64, 128, 256, 512, 512};
   for (size_t i = 0; i < want.size(); ++i) CHECK(plain_runs[i] == want[i]);
   CHECK(t.rate() > 0.97);
 }
