@@ -20,7 +20,7 @@ using namespace fnx;
 
 namespace {
 
-using Names = std::array<const char*, 2>;
+using Names = std::array<std::string, 2>;
 constexpr std::array<const char*, 2> kFigures = {"first_token", "round"};
 
 struct Options {
@@ -31,8 +31,16 @@ struct Options {
   double read_gbps = 0;
   std::vector<std::string> gates;
 
-  bool planners() const { return compare == "planner"; }
-  Names arms() const { return planners() ? Names{"host", "device"} : Names{"cold", "warm"}; }
+  bool planners() const { return compare != "start"; }
+  // Of the arms, when they are planners.
+  std::array<Planner, 2> arm_planners() const {
+    return compare == "planner" ? std::array{Planner::Host, Planner::Device}
+                                : std::array{Planner::Device, Planner::Ahead};
+  }
+  Names arms() const {
+    if (!planners()) return {"cold", "warm"};
+    return {std::string(planner_name(arm_planners()[0])), std::string(planner_name(arm_planners()[1]))};
+  }
 
   void add(CLI::App& app) {
     model.add(app);
@@ -43,9 +51,9 @@ struct Options {
               "Decode rounds, after another prompt, that the warm pools' counts come from");
     add_pairs(app, pairs);
     app.add_option("--compare", compare,
-                   "What differs between the arms: how pools start, cold or warm, or the planner, host or device, of "
-                   "warm ones")
-        ->check(CLI::IsMember({"start", "planner"}))
+                   "What differs between the arms: how pools start, cold or warm; or, of warm ones, the planner, host "
+                   "or device, or whether the device's copies ahead")
+        ->check(CLI::IsMember({"start", "planner", "ahead"}))
         ->capture_default_str();
     app.add_option("--read-gbps", read_gbps,
                    "Gigabytes (10^9) a second that the device reads, for the bound of a round; 0: the link's alone")
@@ -79,7 +87,7 @@ class PoolAb {
       : o_(options), run_(run), model_(OpenedModel::open(options.model, run)), names_(options.arms()) {
     std::vector<std::string> names;
     for (const char* f : kFigures) names.push_back(std::string(f) + "/ratio");
-    for (const char* a : names_) names.push_back(std::string(a) + "/bound_share");
+    for (const std::string& a : names_) names.push_back(std::string(a) + "/bound_share");
     limits_ = parse_gates(o_.gates, names);
     run_.receipt().set_effective("arms", Json::array({names_[0], names_[1]}), "this tool runs both");
   }
@@ -130,7 +138,7 @@ class PoolAb {
   // Pools as the arm's runs find them.
   void start(size_t a, Engine& engine, ExpertPools& pools) {
     pools.reset();
-    if (o_.planners()) pools.set_planner(a == 0 ? Planner::Host : Planner::Device);
+    if (o_.planners()) pools.set_planner(o_.arm_planners()[a]);
     if (a == 1 || o_.planners())
       pools.warm([&](int64_t b) -> std::span<const uint64_t> { return heat_[static_cast<size_t>(b)]; });
     engine.stream().synchronize();
@@ -206,7 +214,8 @@ class PoolAb {
     if (!equal) {
       run_.print("the arms' tokens differ; no times\n");
       for (const char* f : kFigures) figures_.push_back({std::string(f) + "/ratio", "ratio", 0, "the arms differ"});
-      for (const char* a : names_) figures_.push_back({std::string(a) + "/bound_share", "ratio", 0, "the arms differ"});
+      for (const std::string& a : names_)
+        figures_.push_back({std::string(a) + "/bound_share", "ratio", 0, "the arms differ"});
       return false;
     }
     run_.print(fmt::format("{:<14}{:>12}{:>12}{:>13}{:>18}\n", "", names_[0] + std::string(" ms"),
@@ -252,7 +261,7 @@ int main(int argc, char** argv) {
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
       [&](ToolRun& run) {
-        if (options.planners()) options.model.planner = "device";  // whose pools can be planned on either side
+        if (options.planners()) options.model.planner = planner_name(options.arm_planners()[1]);  // can run both
         PoolAb(options, run).measure();
       });
 }

@@ -112,7 +112,7 @@ void plan_host(Problem& p, PlanFault fault) {
   list_copies(p, s, was, request);
 }
 
-Shape pool_shape(int64_t experts, int64_t lines, bool counts, int64_t decay, int64_t first) {
+Shape pool_shape(int64_t experts, int64_t lines, bool counts, int64_t decay, int64_t first, int64_t bytes = 4096) {
   return {std::to_string(lines) + " lines of " + std::to_string(experts) + " experts" + (counts ? "" : ", lru"),
           {{"experts", experts},
            {"lines", lines},
@@ -122,7 +122,7 @@ Shape pool_shape(int64_t experts, int64_t lines, bool counts, int64_t decay, int
            {"decay", decay},
            {"k", 4},
            {"columns", 5},
-           {"bytes", 4096}}};
+           {"bytes", bytes}}};
 }
 
 // A state after some requests, so that lines are full, in part or not at all.
@@ -141,6 +141,26 @@ void add_state(Problem& p, Kind kind, Random& random) {
   planner.store(state_of(p));
 }
 
+int64_t pieces(const Problem& p) { return PoolStage::pieces_of(p.number("bytes")); }
+
+// What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any.
+void add_foreseen(Problem& p, Random& random, int64_t count, Role role) {
+  count = std::min<int64_t>(count, PoolStage::kPlaces);
+  auto* ids = p.add("foreseen", DType::I32, Role::In, false, {count}).as<int32_t>();
+  for (int64_t i = 0; i < count; ++i)
+    ids[i] = static_cast<int32_t>(p.number("first") + random.below(p.number("experts")));
+  if (count > 4) ids[1] = static_cast<int32_t>(p.number("all")) + 3, ids[4] = ids[2];
+  p.add("stage", DType::I32, role, false, {PoolStage::kPlaces, p.number("bytes") / 4});
+  p.add("there", DType::U8, role == Role::In ? role : Role::InOut, false, {PoolStage::kPlaces, pieces(p)});
+}
+
+// The place of the state's expert e, -1 without one.
+int64_t place_of(const Problem& p, int64_t e) {
+  const auto* ids = p["foreseen"].as<int32_t>();
+  const int64_t count = p["foreseen"].size(), place = std::find(ids, ids + count, e + p.number("first")) - ids;
+  return place < count ? place : -1;
+}
+
 Expectation state_as(const Problem& given, const Problem& wanted) {
   return expect_elements(given["state"], [&](int64_t i) { return Bounded{wanted["state"].at(i), 0}; });
 }
@@ -152,6 +172,13 @@ const cuda::PooledExpert* homes(const Problem& p, DeviceProblem& d, const std::b
     list.push_back({bank + e * p.number("bytes"), 256, 512, expert_bytes(p, e)});
   return static_cast<const cuda::PooledExpert*>(
       d.constant("homes", list.data(), list.size() * sizeof(cuda::PooledExpert)));
+}
+cuda::ForeseenExperts device_foreseen(const Problem& p, DeviceProblem& d) {
+  cuda::ForeseenExperts f;
+  f.ids = d.get<int32_t>("foreseen"), f.count = static_cast<int32_t>(p["foreseen"].size());
+  f.first = static_cast<int32_t>(p.number("first"));
+  f.stage = {d.get<std::byte>("stage"), d.get<uint8_t>("there"), d.get<int32_t>("ended"), p.number("bytes"), pieces(p)};
+  return f;
 }
 PoolState device_state(const Problem& p, DeviceProblem& d) {
   return PoolState::at(d.get<std::byte>("state"), p.number("experts"), p.number("lines"), p.number("all"));
@@ -166,7 +193,8 @@ std::unique_ptr<Kernel> plan_entry() {
               "1 <= lines <= experts <= 1024, 1 <= k <= columns, rows * k up to 65536, a decay from 1 touch on",
               "one block of 512 threads",
               {{"ids", "I32", "[rows, columns]", 4, "read"},
-               {"state", "bytes", "PoolState of experts, lines and all", 8, "read and written"}},
+               {"state", "bytes", "PoolState of experts, lines and all", 8, "read and written"},
+               {"ended", "I32", "[1]", 4, "set to 1"}},
               "none",
               "none: a request is the choices of all rows",
               "none: integers, by the rule of the planner on the host",
@@ -184,10 +212,13 @@ std::unique_ptr<Kernel> plan_entry() {
     auto* ids = p.add("ids", DType::I32, Role::In, true, {rows, columns}).as<int32_t>();
     for (int64_t i = 0; i < rows * columns; ++i) ids[i] = static_cast<int32_t>(random.below(p.number("all")));
     add_state(p, kind, random);
+    p.add("ended", DType::I32, Role::InOut, false, {1});
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
-    return std::vector<Expectation>{state_as(given, planned(given))};
+    return std::vector<Expectation>{state_as(given, planned(given)), expect_elements(given["ended"], [](int64_t) {
+                                      return Bounded{1, 0};
+                                    })};
   };
   e.domain = [](const Problem& p) {
     require_range("experts", p.number("experts"), 1, 1024);
@@ -196,18 +227,24 @@ std::unique_ptr<Kernel> plan_entry() {
     require_range("choices", p.rows * p.number("k"), 0, 65536);
     require_range("decay", p.number("decay"), 1, UINT32_MAX);
   };
-  e.host = [](Problem& p) { plan_host(p, PlanFault::None); };
+  e.host = [](Problem& p) {
+    plan_host(p, PlanFault::None);
+    *p["ended"].as<int32_t>() = 1;
+  };
   e.exact_kinds = {Kind::Normal, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)},
                 {"a choice longer than a row", set_number("k", 6)},
                 {"a decay at every touch less than one", set_number("decay", 0)}};
   const auto fault = [](const char* name, PlanFault f) {
-    return host_control(name, 2, [f](Problem& p) { plan_host(p, f); });
+    return host_control(name, 2, [f](Problem& p) {
+      plan_host(p, f);
+      *p["ended"].as<int32_t>() = 1;
+    });
   };
-  e.controls = {fault("the largest key leaves", PlanFault::LargestKey),
-                fault("counts never halved", PlanFault::NoDecay),
-                fault("every wave protected", PlanFault::WavesProtected),
-                fault("hits not protected", PlanFault::HitsUnprotected)};
+  e.controls = {
+      fault("the largest key leaves", PlanFault::LargestKey), fault("counts never halved", PlanFault::NoDecay),
+      fault("every wave protected", PlanFault::WavesProtected), fault("hits not protected", PlanFault::HitsUnprotected),
+      host_control("a stage that stays open", 2, [](Problem& p) { plan_host(p, PlanFault::None); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::PlanExpertsParams q;
@@ -218,6 +255,8 @@ std::unique_ptr<Kernel> plan_entry() {
     q.homes = homes(p, d, nullptr);
     q.table = static_cast<cuda::Exl3Expert*>(d.workspace("table", p.number("experts") * sizeof(cuda::Exl3Expert)));
     q.lines = static_cast<std::byte*>(d.workspace("lines", 256)), q.line_bytes = p.number("bytes");
+    q.foreseen.ids = q.ids, q.foreseen.stage.ended = d.get<int32_t>("ended");
+    q.foreseen.stage.lines = q.lines, q.foreseen.stage.line_bytes = q.line_bytes;
     cuda::plan_experts(q, d.stream());
   };
 #endif
@@ -225,34 +264,50 @@ std::unique_ptr<Kernel> plan_entry() {
 }
 
 // Line by line what the copies of the state bring.
-void fill_host(Problem& p, bool crossed) {
+enum class FillFault : uint8_t { None, Crossed, WholeStage };
+void fill_host(Problem& p, FillFault fault) {
   const PoolState s = state_of(p);
+  const int64_t line = p.number("bytes");
   for (int32_t i = 0; i < *s.fill_count; ++i) {
-    const int32_t from = s.fills[2 * (crossed ? *s.fill_count - 1 - i : i) + 1];
-    const int64_t bytes = expert_bytes(p, s.fills[2 * i + 1]);
-    std::memcpy(p["lines"].data() + s.fills[2 * i] * p.number("bytes"), p["bank"].data() + from * p.number("bytes"),
-                static_cast<size_t>(bytes));
+    const int32_t expert = s.fills[2 * i + 1];
+    const int32_t from = fault == FillFault::Crossed ? s.fills[2 * (*s.fill_count - 1 - i) + 1] : expert;
+    const int64_t place = place_of(p, expert), bytes = expert_bytes(p, expert);
+    for (int64_t at = 0, piece = 0; at < bytes; at += PoolStage::kPiece, ++piece) {
+      const auto n = static_cast<size_t>(std::min(PoolStage::kPiece, bytes - at));
+      const bool there = place >= 0 && (fault == FillFault::WholeStage ||
+                                        p["there"].data()[place * pieces(p) + piece] != std::byte{0});
+      std::memcpy(p["lines"].data() + s.fills[2 * i] * line + at,
+                  (there ? p["stage"].data() + place * line : p["bank"].data() + from * line) + at, n);
+      s.words->taken_bytes += there ? n : 0;
+    }
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
+  *p["ended"].as<int32_t>() = 0;
 }
 
 std::unique_ptr<Kernel> fill_entry() {
   Entry e;
-  e.record = {"fill_planned",
-              "fill_planned",
-              {{"fill_planned_kernel", 256, 64, 2048, 0, 0}},
-              "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-              "128 blocks of 256 threads",
-              {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
-               {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes written"},
-               {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed"}},
-              "none",
-              "a line depends on the expert that is listed for it",
-              "none: no sums of values",
-              "none",
-              "lines that no copy is listed for stay as they are"};
-  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 12, false, 16, 0)};
-  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 0)};
+  e.record = {
+      "fill_planned",
+      "fill_planned",
+      {{"fill_planned_kernel", 256, 64, 3072, 0, 0}},
+      "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
+      "128 blocks of 256 threads",
+      {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
+       {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
+       {"foreseen", "I32", "[up to 16]", 4, "read"},
+       {"stage", "bytes", "[16, bytes]", 16, "read where pieces are there"},
+       {"there", "U8", "[16, pieces]", 1, "read"},
+       {"ended", "I32", "[1]", 4, "set to 0"},
+       {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed"}},
+      "none",
+      "a line depends on the expert that is listed for it",
+      "none: no sums of values",
+      "none",
+      "lines that no copy is listed for stay as they are"};
+  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 12, false, 16, 3, 40960)};
+  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
+                          pool_shape(24, 20, true, 2048, 0, 368640)};
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     Random random(seed, 1);
@@ -266,6 +321,12 @@ std::unique_ptr<Kernel> fill_entry() {
       int32_t* fill = s.fills + 2 * (*s.fill_count)++;
       fill[0] = l, fill[1] = static_cast<int32_t>((l * 5 + seed) % p.number("experts"));
     }
+    add_foreseen(p, random, 12, Role::In);
+    // Other values than the bank's, so that it shows where a piece comes from.
+    auto* stage = p["stage"].as<int32_t>();
+    for (int64_t i = 0; i < p["stage"].size(); ++i) stage[i] = static_cast<int32_t>(random.below(1 << 30));
+    for (int64_t i = 0; i < p["there"].size(); ++i) p["there"].data()[i] = static_cast<std::byte>(random.below(2));
+    *p.add("ended", DType::I32, Role::InOut, false, {1}).as<int32_t>() = 1;
     p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
     return p;
   };
@@ -276,28 +337,143 @@ std::unique_ptr<Kernel> fill_entry() {
     Expectation lines = expect_elements(given["lines"], [](int64_t) { return Bounded{0, kUntouched}; });
     for (int32_t i = 0; i < *s.fill_count; ++i) {
       const int64_t line = s.fills[2 * i], expert = s.fills[2 * i + 1], count = expert_bytes(given, expert) / 4;
+      const int64_t place = place_of(given, expert);
       s.words->copied_bytes += static_cast<uint64_t>(4 * count);
       for (int64_t j = 0; j < count; ++j) {
         const auto at = static_cast<size_t>(line * words + j);
-        lines.value[at] = given["bank"].at(expert * words + j), lines.bound[at] = 0;
+        const bool there = place >= 0 && given["there"].at(place * pieces(given) + 4 * j / PoolStage::kPiece) != 0;
+        s.words->taken_bytes += there ? 4 : 0;
+        lines.value[at] = there ? given["stage"].at(place * words + j) : given["bank"].at(expert * words + j);
+        lines.bound[at] = 0;
       }
     }
-    return std::vector<Expectation>{lines, state_as(given, wanted)};
+    return std::vector<Expectation>{lines, state_as(given, wanted), expect_elements(given["ended"], [](int64_t) {
+                                      return Bounded{0, 0};
+                                    })};
   };
   e.domain = [](const Problem& p) {
     require_range("experts", p.number("experts"), 1, 1024);
     require_range("lines", p.number("lines"), 1, p.number("experts"));
     require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
   };
-  e.host = [](Problem& p) { fill_host(p, false); };
+  e.host = [](Problem& p) { fill_host(p, FillFault::None); };
   e.exact_kinds = {Kind::Normal};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
-  e.controls = {host_control("crossed lines", 2, [](Problem& p) { fill_host(p, true); })};
+  e.controls = {host_control("crossed lines", 2, [](Problem& p) { fill_host(p, FillFault::Crossed); }),
+                host_control("pieces that are not there", 2, [](Problem& p) { fill_host(p, FillFault::WholeStage); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::fill_planned(
-        {device_state(p, d), homes(p, d, d.get<std::byte>("bank")), d.get<std::byte>("lines"), p.number("bytes")},
-        d.stream());
+    cuda::fill_planned({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), d.get<std::byte>("lines"),
+                        p.number("bytes"), device_foreseen(p, d)},
+                       d.stream());
+  };
+#endif
+  return make_kernel(std::move(e));
+}
+
+// What a stage has to get: of place i, the state's expert, or -1.
+std::vector<int64_t> wanted_places(const Problem& p) {
+  Problem copy = p;
+  const PoolState s = state_of(copy);
+  std::vector<int64_t> experts;
+  for (int64_t i = 0; i < p["foreseen"].size(); ++i) {
+    const int64_t e = p["foreseen"].as<int32_t>()[i] - p.number("first");
+    const bool lacks = e >= 0 && e < s.experts && s.line_of[e] < 0 && place_of(p, e) == i;
+    experts.push_back(lacks && *p["ended"].as<int32_t>() == 0 ? e : -1);
+  }
+  return experts;
+}
+
+enum class AheadFault : uint8_t { None, Residents, Marks };
+void foreseen_host(Problem& p, AheadFault fault) {
+  const PoolState s = state_of(p);
+  const std::vector<int64_t> experts = wanted_places(p);
+  const int64_t line = p.number("bytes");
+  for (size_t i = 0; i < experts.size(); ++i) {
+    int64_t e = experts[i];
+    if (const int64_t id = p["foreseen"].as<int32_t>()[i] - p.number("first");
+        fault == AheadFault::Residents && id >= 0 && id < s.experts)
+      e = id;
+    const int64_t bytes = e < 0 ? 0 : expert_bytes(p, e);
+    auto* there = p["there"].as<uint8_t>() + static_cast<int64_t>(i) * pieces(p);
+    for (int64_t piece = 0; piece < pieces(p); ++piece)
+      there[piece] = fault == AheadFault::Marks || piece * PoolStage::kPiece < bytes;
+    if (bytes == 0) continue;
+    std::memcpy(p["stage"].data() + static_cast<int64_t>(i) * line, p["bank"].data() + e * line,
+                static_cast<size_t>(bytes));
+    ++s.words->ahead, s.words->ahead_bytes += static_cast<uint64_t>(bytes);
+  }
+}
+
+std::unique_ptr<Kernel> foreseen_entry() {
+  Entry e;
+  e.record = {
+      "fill_foreseen",
+      "fill_foreseen",
+      {{"fill_foreseen_kernel", 256, 64, 1024, 0, 0}},
+      "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
+      "16 blocks of 256 threads",
+      {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
+       {"state", "bytes", "PoolState of experts, lines and all", 8, "read, ahead and ahead_bytes written"},
+       {"foreseen", "I32", "[up to 16]", 4, "read"},
+       {"ended", "I32", "[1]", 4, "read again and again"},
+       {"stage", "bytes", "[16, bytes]", 16, "written where experts are foreseen and have no line"},
+       {"there", "U8", "[16, pieces]", 1, "written for every piece of the places of foreseen"}},
+      "none",
+      "a place depends on the expert that is foreseen for it, how much of it is there on when the stage is ended",
+      "none: no sums of values",
+      "none",
+      "ids outside the state's experts, experts with a line and second places of an expert get nothing"};
+  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 4, false, 16, 3, 40960)};
+  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
+                          pool_shape(24, 8, true, 2048, 0, 368640)};
+  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
+    Problem p{rows, shape.numbers, {}};
+    Random random(seed, 1);
+    const int64_t words = p.number("bytes") / 4;
+    auto* bank = p.add("bank", DType::I32, Role::In, false, {p.number("experts"), words}).as<int32_t>();
+    for (int64_t i = 0; i < p.number("experts") * words; ++i) bank[i] = static_cast<int32_t>(random.below(1 << 30));
+    add_state(p, kind, random);
+    *p.add("ended", DType::I32, Role::In, false, {1}).as<int32_t>() = kind == Kind::Directed;
+    add_foreseen(p, random, PoolStage::kPlaces, Role::Out);
+    std::fill_n(p["there"].data(), p["there"].size(), std::byte{7});
+    return p;
+  };
+  e.expect = [](const Problem& given, const Problem&) {
+    Problem wanted = given;
+    const PoolState s = state_of(wanted);
+    const int64_t words = given.number("bytes") / 4;
+    Expectation stage = expect_elements(given["stage"], [](int64_t) { return Bounded{0, kUntouched}; });
+    const std::vector<int64_t> experts = wanted_places(given);
+    for (size_t i = 0; i < experts.size(); ++i) {
+      const int64_t count = experts[i] < 0 ? 0 : expert_bytes(given, experts[i]) / 4;
+      s.words->ahead += count > 0, s.words->ahead_bytes += static_cast<uint64_t>(4 * count);
+      for (int64_t j = 0; j < count; ++j) {
+        const size_t at = i * static_cast<size_t>(words) + static_cast<size_t>(j);
+        stage.value[at] = given["bank"].at(experts[i] * words + j), stage.bound[at] = 0;
+      }
+    }
+    const Expectation there = expect_elements(given["there"], [&](int64_t i) {
+      const int64_t place = i / pieces(given), at = i % pieces(given) * PoolStage::kPiece;
+      if (place >= std::ssize(experts)) return Bounded{7, 0};
+      const int64_t expert = experts[static_cast<size_t>(place)];
+      return Bounded{expert >= 0 && at < expert_bytes(given, expert) ? 1.0 : 0.0, 0};
+    });
+    return std::vector<Expectation>{stage, there, state_as(given, wanted)};
+  };
+  e.domain = [](const Problem& p) {
+    require_range("experts", p.number("experts"), 1, 1024);
+    require_range("lines", p.number("lines"), 1, p.number("experts"));
+    require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
+  };
+  e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
+  e.exact_kinds = {Kind::Normal, Kind::Directed};
+  e.refusals = {{"no lines", set_number("lines", 0)}, {"a stage off by 4 bytes", misalign("stage", 4)}};
+  e.controls = {host_control("residents too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Residents); }),
+                host_control("every piece there", 2, [](Problem& p) { foreseen_host(p, AheadFault::Marks); })};
+#ifdef FNX_HAS_CUDA
+  e.enqueue = [](const Problem& p, DeviceProblem& d) {
+    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d)}, d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -308,6 +484,7 @@ std::unique_ptr<Kernel> fill_entry() {
 void add_expert_pool(KernelList& list) {
   list.push_back(plan_entry());
   list.push_back(fill_entry());
+  list.push_back(foreseen_entry());
 }
 
 }  // namespace fnx::contract

@@ -1,10 +1,20 @@
 // Lines of offloaded experts: copies, the served table, plans by the scalar rule.
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "kernels/cpu/backend.h"
 #include "kernels/expert_planner.h"
 
 namespace fnx::cpu {
+
+namespace {
+// Those that have a place on the stage.
+std::span<const int32_t> staged_ids(const Foreseen& foreseen) {
+  if (!foreseen) return {};
+  return {foreseen.ids.as<int32_t>(), static_cast<size_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kPlaces))};
+}
+}  // namespace
 
 void CpuBackend::fill(Stream&, ExpertBank& bank, int32_t expert, View line) {
   auto& b = static_cast<CpuExperts&>(bank);
@@ -28,7 +38,7 @@ void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> 
 }
 
 void CpuBackend::plan_experts(Stream&, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids, View state,
-                              View lines) {
+                              View lines, const Foreseen&) {
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
   const auto first = static_cast<int32_t>(b.first);
@@ -60,14 +70,48 @@ void CpuBackend::plan_experts(Stream&, ExpertBank& bank, const PoolOptions& opti
       ++s.words->in_place, s.words->in_place_bytes += static_cast<uint64_t>(b.list[first + e].extent.bytes);
 }
 
-void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& options, View state, View lines) {
+void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                              const Foreseen& foreseen) {
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
+  const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
+  const std::span<const int32_t> ids = staged_ids(foreseen);
   for (int32_t i = 0; i < *s.fill_count; ++i) {
     const int32_t expert = static_cast<int32_t>(b.first) + s.fills[2 * i + 1];
-    const int64_t bytes = b.list[expert].extent.bytes;
-    std::memcpy(lines.rows(s.fills[2 * i], 1).data, b.home(expert), bytes);
+    const int64_t place = std::find(ids.begin(), ids.end(), expert) - ids.begin(), bytes = b.list[expert].extent.bytes;
+    for (int64_t piece = 0, at = 0; at < bytes; ++piece, at += PoolStage::kPiece) {
+      const int64_t n = std::min(PoolStage::kPiece, bytes - at);
+      const bool there = place < std::ssize(ids) && stage.there[place * stage.pieces + piece] != 0;
+      std::memcpy(lines.rows(s.fills[2 * i], 1).data + at,
+                  there ? stage.lines + place * stage.line_bytes + at : b.home(expert) + at, static_cast<size_t>(n));
+      if (there) s.words->taken_bytes += static_cast<uint64_t>(n);
+    }
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
+  }
+}
+
+// Every other piece, as if a plan had ended the copies.
+void CpuBackend::fill_foreseen(Stream&, ExpertBank& bank, const PoolOptions& options, View state,
+                               const Foreseen& foreseen) {
+  auto& b = static_cast<CpuExperts&>(bank);
+  const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
+  const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
+  const std::span<const int32_t> ids = staged_ids(foreseen);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    uint8_t* const there = stage.there + static_cast<int64_t>(i) * stage.pieces;
+    std::fill_n(there, stage.pieces, uint8_t{0});
+    const bool again =
+        std::find(ids.begin(), ids.begin() + static_cast<int64_t>(i), ids[i]) - ids.begin() < static_cast<int64_t>(i);
+    if (!b.is_pooled(ids[i]) || again || s.line_of[ids[i] - b.first] >= 0) continue;
+    const int64_t bytes = b.list[ids[i]].extent.bytes;
+    for (int64_t piece = 0; piece * PoolStage::kPiece < bytes; piece += 2) {
+      const int64_t at = piece * PoolStage::kPiece, n = std::min(PoolStage::kPiece, bytes - at);
+      std::memcpy(stage.lines + static_cast<int64_t>(i) * stage.line_bytes + at, b.home(ids[i]) + at,
+                  static_cast<size_t>(n));
+      there[piece] = 1;
+      s.words->ahead_bytes += static_cast<uint64_t>(n);
+    }
+    ++s.words->ahead;
   }
 }
 

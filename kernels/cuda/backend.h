@@ -127,8 +127,10 @@ class CudaBackend : public Backend {
   void router(Stream&, bool normalise, View logits, View ids, View weights) override;
   void fill(Stream&, ExpertBank&, int32_t expert, View line) override;
   void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) override;
-  void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines) override;
-  void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines) override;
+  void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines,
+                    const Foreseen&) override;
+  void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines, const Foreseen&) override;
+  void fill_foreseen(Stream&, ExpertBank&, const PoolOptions&, View state, const Foreseen&) override;
   void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;
   void take_slots(Stream&, int64_t per_part, View ids, View parts, View slots) override;

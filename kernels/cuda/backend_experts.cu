@@ -29,6 +29,16 @@ PoolState state_of(const ExpertBank& bank, const PoolOptions& options, const Vie
   return PoolState::at(state.data, options.experts, options.lines, bank.experts);
 }
 
+ForeseenExperts foreseen_of(const ExpertBank& bank, const Foreseen& foreseen) {
+  ForeseenExperts f;
+  if (!foreseen) return f;
+  f.ids = foreseen.ids.as<int32_t>();
+  f.count = static_cast<int32_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kPlaces));
+  f.first = static_cast<int32_t>(bank.first);
+  f.stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
+  return f;
+}
+
 }  // namespace
 
 std::byte* CudaExperts::home(int32_t expert) const {
@@ -180,7 +190,7 @@ void CudaBackend::serve(Stream& stream, ExpertBank& bank, std::span<const Served
 }
 
 void CudaBackend::plan_experts(Stream& stream, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids,
-                               View state, View lines) {
+                               View state, View lines, const Foreseen& foreseen) {
   const auto& b = static_cast<const CudaExperts&>(bank);
   auto& s = static_cast<BackendStream&>(stream);
   if (!s.running()) return;
@@ -190,14 +200,25 @@ void CudaBackend::plan_experts(Stream& stream, ExpertBank& bank, const PoolOptio
   p.ids = ids.as<int32_t>(), p.rows = ids.shape[0], p.columns = ids.shape[1], p.k = k;
   p.first = b.first, p.homes = b.homes, p.table = b.table + b.first;
   p.lines = lines.data, p.line_bytes = lines.row_size();
+  p.foreseen = foreseen_of(b, foreseen);
   cuda::plan_experts(p, s.handle());
 }
 
-void CudaBackend::fill_planned(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state, View lines) {
+void CudaBackend::fill_planned(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                               const Foreseen& foreseen) {
   const auto& b = static_cast<const CudaExperts&>(bank);
   auto& s = static_cast<BackendStream&>(stream);
   if (!s.running()) return;
-  cuda::fill_planned({state_of(b, options, state), b.homes, lines.data, lines.row_size()}, s.handle());
+  cuda::fill_planned({state_of(b, options, state), b.homes, lines.data, lines.row_size(), foreseen_of(b, foreseen)},
+                     s.handle());
+}
+
+void CudaBackend::fill_foreseen(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state,
+                                const Foreseen& foreseen) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  cuda::fill_foreseen({state_of(b, options, state), b.homes, foreseen_of(b, foreseen)}, s.handle());
 }
 
 void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   const uint64_t clock = t.words->clock, since = t.words->since_decay;
   __syncthreads();
   wait_previous();
+  if (tid == 0 && p.foreseen.ids != nullptr) *p.foreseen.stage.ended = 1;
 
   const int k = static_cast<int>(p.k), choices = static_cast<int>(p.rows) * k;
   const auto choice = [&](int i) { return p.ids[int64_t{i / k} * p.columns + i % k]; };
@@ -175,17 +176,27 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
 // Enough loads on their way to fill the link several times over.
 constexpr int kFillThreads = 256, kFillBlocks = 128, kFillLoads = 4;
 
+// The place of the state's expert among those foreseen, -1 without one.
+__device__ __forceinline__ int place_of(const ForeseenExperts& f, int expert) {
+  for (int i = 0; i < f.count; ++i)
+    if (f.ids[i] - f.first == expert) return i;
+  return -1;
+}
+
 // Grid: kFillBlocks. Every block copies its part of each expert.
 __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
   constexpr int kTogether = 64;  // copies whose addresses are looked up at once
   __shared__ const uint4* from[kTogether];
   __shared__ uint4* to[kTogether];
   __shared__ int64_t words[kTogether];
+  __shared__ const uint4* staged[kTogether];
+  __shared__ const uint8_t* there[kTogether];  // of each piece; null: the stage has none of the expert
+  constexpr int64_t kPieceWords = PoolStage::kPiece / 16;
   wait_previous();
   const int count = *p.state.fill_count;
   constexpr int64_t kStep = int64_t{kFillBlocks} * kFillThreads;
   const int64_t first = int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
-  Word copied = 0;
+  Word copied = 0, taken = 0;
   for (int start = 0; start < count; start += kTogether) {
     const int some = min(kTogether, count - start);
     __syncthreads();
@@ -195,22 +206,84 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
       from[threadIdx.x] = reinterpret_cast<const uint4*>(e.home);
       to[threadIdx.x] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
       words[threadIdx.x] = e.bytes / 16;
+      const PoolStage& stage = p.foreseen.stage;
+      const int place = place_of(p.foreseen, fill.y);
+      staged[threadIdx.x] = reinterpret_cast<const uint4*>(stage.lines + place * stage.line_bytes);
+      there[threadIdx.x] = place < 0 ? nullptr : stage.there + place * stage.pieces;
     }
     __syncthreads();
     for (int f = 0; f < some; ++f)
       for (int64_t i = first; i < words[f]; i += kFillLoads * kStep) {
         uint4 v[kFillLoads];
 #pragma unroll
-        for (int k = 0; k < kFillLoads; ++k)
-          if (i + k * kStep < words[f]) v[k] = __ldcs(from[f] + i + k * kStep);
+        for (int k = 0; k < kFillLoads; ++k) {
+          const int64_t at = i + k * kStep;
+          if (at >= words[f]) continue;
+          const bool near = there[f] != nullptr && there[f][at / kPieceWords] != 0;
+          v[k] = __ldcs((near ? staged[f] : from[f]) + at);
+          taken += near ? 16 : 0;
+        }
 #pragma unroll
         for (int k = 0; k < kFillLoads; ++k)
           if (i + k * kStep < words[f]) to[f][i + k * kStep] = v[k], copied += 16;
       }
   }
 #pragma unroll
-  for (int d = 16; d > 0; d /= 2) copied += __shfl_xor_sync(kFullWarp, copied, d);
+  for (int d = 16; d > 0; d /= 2) {
+    copied += __shfl_xor_sync(kFullWarp, copied, d);
+    taken += __shfl_xor_sync(kFullWarp, taken, d);
+  }
   if (threadIdx.x % 32 == 0 && copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
+  if (threadIdx.x % 32 == 0 && taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
+  if (blockIdx.x == 0 && threadIdx.x == 0 && p.foreseen.ids != nullptr) *p.foreseen.stage.ended = 0;
+}
+
+// What is on its way when a plan ends the copies is little; it fills the link all the same.
+constexpr int kAheadBlocks = 16;
+
+// Grid: kAheadBlocks. Block b copies pieces b, b + kAheadBlocks, .. of each place.
+__global__ void __launch_bounds__(kFillThreads) fill_foreseen_kernel(FillForeseenParams p) {
+  constexpr int kPieceLoads = PoolStage::kPiece / 16 / kFillThreads;
+  __shared__ const uint4* from[PoolStage::kPlaces];
+  __shared__ int64_t words[PoolStage::kPlaces];
+  const ForeseenExperts& f = p.foreseen;
+  const int tid = threadIdx.x;
+  wait_previous();
+  // Lines may change meanwhile: this only decides what is worth a copy.
+  if (tid < f.count) {
+    const int e = f.ids[tid] - f.first;
+    const bool lacks = e >= 0 && e < p.state.experts && place_of(f, e) == tid && p.state.line_of[e] < 0;
+    from[tid] = lacks ? reinterpret_cast<const uint4*>(p.homes[e].home) : nullptr;
+    words[tid] = lacks ? p.homes[e].bytes / 16 : 0;
+  }
+  __syncthreads();
+  const int each = (static_cast<int>(f.stage.pieces) + kAheadBlocks - 1) / kAheadBlocks, all = f.count * each;
+  const auto piece = [&](int i) { return i % each * kAheadBlocks + static_cast<int>(blockIdx.x); };
+  const auto mark = [&](int i, bool there) {
+    if (piece(i) < f.stage.pieces) f.stage.there[i / each * f.stage.pieces + piece(i)] = there;
+  };
+  Word copied = 0, experts = 0;
+  for (int i = 0; i < all; ++i) {
+    const int place = i / each;
+    const int64_t first = int64_t{piece(i)} * (PoolStage::kPiece / 16), left = words[place] - first;
+    if (left > 0 && __syncthreads_or(tid == 0 && *static_cast<volatile int32_t*>(f.stage.ended) != 0)) {
+      for (int rest = i + tid; rest < all; rest += kFillThreads) mark(rest, false);
+      break;
+    }
+    uint4 v[kPieceLoads];
+#pragma unroll
+    for (int k = 0; k < kPieceLoads; ++k)
+      if (tid + k * kFillThreads < left) v[k] = __ldcs(from[place] + first + tid + k * kFillThreads);
+#pragma unroll
+    for (int k = 0; k < kPieceLoads; ++k)
+      if (tid + k * kFillThreads < left)
+        reinterpret_cast<uint4*>(f.stage.lines + place * f.stage.line_bytes)[first + tid + k * kFillThreads] = v[k];
+    if (tid > 0) continue;
+    mark(i, left > 0);
+    if (left > 0) copied += 16 * (left < PoolStage::kPiece / 16 ? left : PoolStage::kPiece / 16), experts += first == 0;
+  }
+  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->ahead_bytes), copied);
+  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->ahead), experts);
 }
 
 void check_state(const char* kernel, const PoolState& s, const void* lines, int64_t line_bytes) {
@@ -222,6 +295,12 @@ void check_state(const char* kernel, const PoolState& s, const void* lines, int6
           {static_cast<int64_t>(reinterpret_cast<uintptr_t>(s.words) % 8)});
 }
 
+void check_foreseen(const char* kernel, const ForeseenExperts& f) {
+  require(f.count >= 0 && f.count <= PoolStage::kPlaces, kernel, "up to 16 experts foreseen", {f.count});
+  require(f.ids == nullptr || (f.stage.line_bytes > 0 && f.stage.line_bytes % 16 == 0 && aligned16({f.stage.lines})),
+          kernel, "a stage of lines of a multiple of 16 bytes that begins at one (bytes)", {f.stage.line_bytes});
+}
+
 }  // namespace
 
 void plan_experts(const PlanExpertsParams& p, cudaStream_t stream) {
@@ -229,12 +308,20 @@ void plan_experts(const PlanExpertsParams& p, cudaStream_t stream) {
   require(p.rows >= 0 && p.k >= 1 && p.k <= p.columns && p.rows * p.k <= 65536 && p.decay_touches >= 1, "plan_experts",
           "1 to all of a row's columns, up to 65536 choices and a decay from 1 touch on (rows, k, columns, touches)",
           {p.rows, p.k, p.columns, p.decay_touches});
+  check_foreseen("plan_experts", p.foreseen);
   launch("plan_experts", plan_experts_kernel, 1, kPlanThreads, 0, stream, p);
 }
 
 void fill_planned(const FillPlannedParams& p, cudaStream_t stream) {
   check_state("fill_planned", p.state, p.lines, p.line_bytes);
+  check_foreseen("fill_planned", p.foreseen);
   launch("fill_planned", fill_planned_kernel, kFillBlocks, kFillThreads, 0, stream, p);
+}
+
+void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream) {
+  check_state("fill_foreseen", p.state, p.foreseen.stage.lines, p.foreseen.stage.line_bytes);
+  check_foreseen("fill_foreseen", p.foreseen);
+  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, kFillThreads, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

@@ -14,6 +14,14 @@ struct PooledExpert {
   int64_t up = 0, down = 0, bytes = 0;  // bytes: of all of it, a multiple of 16
 };
 
+// What was foreseen of a layer: experts, and the stage with what was copied of the first of them. An expert that is
+// named twice has its first place alone.
+struct ForeseenExperts {
+  const int32_t* ids = nullptr;  // [count]; null: nothing was foreseen
+  int32_t count = 0, first = 0;  // up to PoolStage::kPlaces; id of the state's expert 0
+  PoolStage stage;               // lines 16-byte aligned, as line_bytes
+};
+
 // Counts, clock, lines and totals as ExpertPlanner::plan leaves them; heat of every choice; the copies, lines
 // ascending; the table's trellis addresses of experts that lost or got a line. Choices outside [first, first + experts)
 // are no part of the request, those outside [0, all) no heat. Domain: 1 <= lines <= experts <= 1024, rows * k up to
@@ -29,16 +37,28 @@ struct PlanExpertsParams {
   Exl3Expert* table = nullptr;          // [experts]
   std::byte* lines = nullptr;           // [lines, line_bytes]
   int64_t line_bytes = 0;
+  ForeseenExperts foreseen;  // its stage is ended as soon as the choice is known
 };
 void plan_experts(const PlanExpertsParams& p, cudaStream_t stream);
 
-// lines[l] = the expert's bytes, for every copy that the last plan listed; counts what it copied.
+// lines[l] = the expert's bytes, for every copy that the last plan listed, pieces that are there from the stage; counts
+// what it copied, and opens the stage again.
 struct FillPlannedParams {
   PoolState state;
   const PooledExpert* homes = nullptr;
   std::byte* lines = nullptr;  // 16-byte aligned, as line_bytes
   int64_t line_bytes = 0;
+  ForeseenExperts foreseen;
 };
 void fill_planned(const FillPlannedParams& p, cudaStream_t stream);
+
+// Copies what is foreseen and has no line to the stage, place after place, until the stage is ended, and says of every
+// piece whether it is there; counts what it copied. Runs beside other kernels, so it takes few threads.
+struct FillForeseenParams {
+  PoolState state;
+  const PooledExpert* homes = nullptr;
+  ForeseenExperts foreseen;
+};
+void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream);
 
 }  // namespace fnx::cuda

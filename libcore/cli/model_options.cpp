@@ -1,6 +1,7 @@
 #include "libcore/cli/model_options.h"
 
 #include <fmt/format.h>
+#include <algorithm>
 
 #include <algorithm>
 
@@ -38,8 +39,8 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
       ->capture_default_str();
   app.add_option("--planner", planner,
                  "Where decode rounds with experts in host memory are planned; device: by kernels, which --graph on "
-                 "records")
-      ->check(CLI::IsMember({"host", "device"}))
+                 "records; ahead: the same, and experts that the next layer will probably choose are copied early")
+      ->check(CLI::IsMember({"host", "device", "ahead"}))
       ->capture_default_str();
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
@@ -80,7 +81,9 @@ void refuse_unsupported(const ModelOptions& o) {
   if (o.tp != 1 && !o.ranks) refuse(fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
 }
 
-Planner planner_of(const ModelOptions& o) { return o.planner == "device" ? Planner::Device : Planner::Host; }
+Planner planner_of(const ModelOptions& o) {
+  return *std::find_if(kPlanners.begin(), kPlanners.end(), [&](Planner p) { return planner_name(p) == o.planner; });
+}
 
 // Why the cuda backend cannot run the model here; empty when it can.
 std::string cuda_problem(int device) {
@@ -305,7 +308,7 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
   Json& e = part.empty() ? all : all[part];
   e = {{"lines", weights.pools->options().lines},
        {"policy", pool_policy_name(weights.pools->options().policy)},
-       {"planner", weights.pools->options().planner == Planner::Device ? "device" : "host"},
+       {"planner", planner_name(weights.pools->options().planner)},
        {"requests", c.requests},
        {"waves", c.waves},
        {"touches", c.touches},
@@ -316,6 +319,7 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
     e[std::string(fill_kind_name(static_cast<FillKind>(k)))] = {{"copies", copies.copies[k]},
                                                                 {"bytes", copies.bytes[k]}};
   e["copied_bytes"] = copies.total_bytes;
+  e["taken_from_stage_bytes"] = copies.taken_bytes;
   e["in_place"] = {{"reads", copies.in_place}, {"bytes", copies.in_place_bytes}};
   const auto phase = [&](const char* name, const PhaseCounters& p) {
     e[name] = {{"forwards", p.forwards}, {"misses", p.misses}, {"link_bytes", p.bytes}};

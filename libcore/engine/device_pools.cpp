@@ -1,5 +1,6 @@
 // Expert pools whose rounds are planned on the device: the state's way there and back.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/error.h"
 #include "libcore/engine/expert_pools.h"
@@ -11,7 +12,7 @@ View ExpertPools::state(const Buffer& of, int64_t bank) const {
 }
 
 void ExpertPools::set_planner(Planner planner) {
-  if (planner == Planner::Device && state_bytes_ == 0)
+  if (planner != Planner::Host && state_bytes_ == 0)
     throw Error(ErrorKind::Internal, "expert pools that were made for plans on the host have no place on the device");
   come_home();
   options_.planner = planner;
@@ -38,12 +39,23 @@ void ExpertPools::go_to_device(Stream& stream) {
   on_ = &stream;
 }
 
-void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids,
-                              const std::function<void()>& compute) {
+void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids, const Foreseen& next,
+                              Event* known, const std::function<void()>& compute) {
   Pool& p = pools_[bank];
   const View to = state(states_, bank), own = lines(p.first_line, options_.lines);
-  backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own);
-  backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own);
+  const Foreseen foreseen = std::exchange(foreseen_, next);
+  backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own, foreseen);
+  if (foreseen) backend_.wait(stream, *stage_filled_);
+  backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own, foreseen);
+  if (next) {  // the link is this bank's until here
+    Pool& after = pools_[bank + 1];
+    backend_.record(stream, *stage_read_);
+    backend_.wait(*ahead_stream_, *stage_read_);
+    backend_.wait(*ahead_stream_, *known);
+    backend_.fill_foreseen(*ahead_stream_, *after.bank, after.planner.options(), state(states_, bank + 1), next);
+    backend_.record(*ahead_stream_, *stage_filled_);
+    backend_.wait(stream, *known);
+  }
   if (options_.check_lines) backend_.check_served(stream, *p.bank);
   compute();
 }
@@ -59,7 +71,7 @@ void ExpertPools::come_home() {
   backend_.copy(stream, staged_.view(DType::U8, {banks(), state_bytes_}),
                 states_.view(DType::U8, {banks(), state_bytes_}));
   stream.synchronize();
-  constexpr auto demand = static_cast<size_t>(FillKind::Demand);
+  constexpr auto demand = static_cast<size_t>(FillKind::Demand), ahead = static_cast<size_t>(FillKind::LayerPrefetch);
   for (int64_t b = 0; b < banks(); ++b) {
     Pool& p = pools_[b];
     const PoolState s = PoolState::at(state(staged_, b).data, p.bank->pooled, options_.lines, p.bank->experts);
@@ -67,9 +79,11 @@ void ExpertPools::come_home() {
     const uint64_t misses = w.misses - p.planner.counters().misses;
     p.planner.load(s);
     std::copy_n(s.heat, p.heat.size(), p.heat.begin());
-    copies_.copies[demand] += w.placed, copies_.bytes[demand] += w.placed_bytes;
+    copies_.copies[demand] += w.placed, copies_.bytes[demand] += w.placed_bytes - w.taken_bytes;
+    stream_copies_.copies[ahead] += w.ahead, stream_copies_.bytes[ahead] += w.ahead_bytes;
+    copies_.taken_bytes += w.taken_bytes;
     copies_.in_place += w.in_place, copies_.in_place_bytes += w.in_place_bytes;
-    device_copied_ += w.copied_bytes, not_copied_ += misses - w.placed;
+    device_copied_ += w.copied_bytes - w.taken_bytes + w.ahead_bytes, not_copied_ += misses - w.placed;
     rounds_.misses += misses, rounds_.bytes += w.placed_bytes + w.in_place_bytes;
     // The table as a host knows it: lines and nothing else.
     p.changes.clear();

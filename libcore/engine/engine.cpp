@@ -67,6 +67,17 @@ void Engine::make_activations() {
   a_.shared_up = make(DType::F32, {R, c.shared_expert_size});
   a_.shared = make(DType::F32, {R, H});
   a_.shared_expert_gate = make(DType::F32, {R, 1});
+  if (weights_.pools && weights_.pools->options().planner == Planner::Ahead) {
+    const int64_t rows = std::min(R, kMostForeseen), line = weights_.pools->line_bytes();
+    foresight_ = backend_.make_stream(), stack_mixed_ = backend_.make_event(), foreseen_ = backend_.make_event();
+    a_.next_u = make(DType::F32, {rows, H});
+    a_.next_inj = make(DType::F32, {rows, n});
+    a_.next_router = make(DType::F32, {rows, c.experts});
+    for (View& ids : a_.next_ids) ids = make(DType::I32, {rows, c.experts_per_token});
+    a_.next_weights = make(DType::F32, {rows, c.experts_per_token});
+    a_.stage = make(DType::U8, {PoolStage::bytes(line)});
+    backend_.clear(*stream_, a_.stage);
+  }
   if (!c.ple_layers.empty()) {
     a_.ngram = make(DType::F32, {R, c.ple_embed_dim});
     a_.ple_key = make(DType::F32, {R, n * H});
@@ -110,6 +121,12 @@ void Engine::reserve() {
     if (weights_.mtp) mix(weights_.mtp->mixer, stacks, hidden);
     head(hidden, View{nullptr, DType::F32, hidden.space, 2, {R, config().vocab_size}});
   });
+  if (foresight_)
+    backend_.reserve(*foresight_, [&] {
+      const int64_t rows = a_.next_u.shape[0];
+      for (const Layer& layer : weights_.layers)
+        launch_foresight(layer, a_.stack.rows(0, rows), a_.next_ids[0].rows(0, rows));
+    });
   reserving_ = false;
   workspace_bytes_ = backend_.device_bytes() - before;
   batch_ = draft_batch_ = {};
@@ -146,6 +163,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
   key.rows = batch_.rows, key.lanes = static_cast<int64_t>(lanes_.size());
   key.draws = static_cast<int64_t>(draws.size());
   key.most_positions = batch_.most_positions, key.valid = valid, key.greedy = greedy, key.trials = lags_or_tries();
+  key.ahead = foresight_ && weights_.pools->options().planner == Planner::Ahead;
   const bool decoding = key.rows == key.lanes || key.rows == key.draws;
   begin_experts(decoding);
   run_round(key, decoding, work);

@@ -2,6 +2,7 @@
 // kernels/ops.h alone; the same code runs on every backend.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -129,6 +130,9 @@ class Engine {
     View ngram, ple_key, ple_value;
     View gather, head_in, draw_logits, sampled;
     View draft_stack, draft_hidden, draft_embed;
+    View next_u, next_inj, next_router, next_weights;  // of what is foreseen, up to kMostForeseen rows
+    std::array<View, 2> next_ids;                      // of layers in turn
+    View stage;
     View parts, head_parts;  // of all ranks: slots; head columns, and behind them this rank's own
   };
   // What a forward is given: trunk, draws, draft head.
@@ -146,6 +150,8 @@ class Engine {
     std::vector<Lane> lanes;
     Batch batch;
   };
+  // Rows of a round beyond which misses keep the link busy anyway.
+  static constexpr int64_t kMostForeseen = 16;
   View make(DType dtype, std::initializer_list<int64_t> dims);
   void make_activations();
   void reserve();
@@ -182,7 +188,10 @@ class Engine {
   void complete(Injection& lacking, const View& stack);
   void attend(const QsaLayer& layer, const Batch& batch, const QsaRows& rows, const KvCache& kv, const View& out);
   bool stages(const Batch& batch) const;
-  void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots);
+  void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next);
+  // What the rows of a stack, of this layer's experts, will probably choose in the next one: on a stream of its own.
+  Foreseen foresee(const Layer& layer, const View& stack);
+  void launch_foresight(const Layer& next, const View& stack, const View& ids);
   std::span<const int32_t> fetch_routing(const View& ids);
   void report_slots(const Layer& layer, const View& ids, const View& slots);
   int64_t layer_number(const Layer& layer) const;
@@ -222,7 +231,9 @@ class Engine {
   uint64_t workspace_bytes_ = 0;
   Buffer asked_logits_, drawn_;  // of logits(), and the ids of a round on the host
   std::unique_ptr<Event> has_drawn_;
-  Buffer routed_;           // the router's ids of one layer on the host
+  Buffer routed_;                      // the router's ids of one layer on the host
+  std::unique_ptr<Stream> foresight_;  // beside the layer's own stream; null unless pools look ahead
+  std::unique_ptr<Event> stack_mixed_, foreseen_;
   bool reserving_ = false;  // launches are counted and not made
   Activations a_;
   Inputs in_;

@@ -20,7 +20,13 @@
 
 namespace fnx {
 
-enum class Planner : uint8_t { Host, Device };  // of decode rounds; other forwards are planned on the host
+// Of decode rounds; other forwards are planned on the host. Ahead: on the device, and while a layer computes, experts
+// that the next one will probably choose are copied to a stage.
+enum class Planner : uint8_t { Host, Device, Ahead };
+inline constexpr std::array kPlanners = {Planner::Host, Planner::Device, Planner::Ahead};
+constexpr std::string_view planner_name(Planner p) {
+  return p == Planner::Host ? "host" : p == Planner::Device ? "device" : "ahead";
+}
 
 struct ExpertPoolsOptions {
   int64_t lines = 0;  // a layer; 0: every expert stays on the device
@@ -35,12 +41,13 @@ struct PoolCopies {
   uint64_t total_bytes = 0;  // as the backend counted them
   // Of plans on the device: experts read from host memory once or more in a forward, whose requests exceed a pool.
   uint64_t in_place = 0, in_place_bytes = 0;
+  uint64_t taken_bytes = 0;  // of what was copied ahead to the stage, what a plan then wanted
 };
 
 // Of decode rounds with their drafts, or of all other forwards.
 struct PhaseCounters {
   uint64_t forwards = 0, misses = 0;
-  uint64_t bytes = 0;  // over the link: copies, and experts that were read in place, once
+  uint64_t bytes = 0;  // that these need: copies, and experts that were read in place, once
 };
 
 // Of forwards that streamed.
@@ -63,11 +70,15 @@ class ExpertPools {
   bool on_device() const { return on_ != nullptr; }
   // Whether what run_planned() enqueues may be recorded.
   bool records() const { return on_device() && !options_.check_lines; }
+  bool looks_ahead() const { return on_device() && options_.planner == Planner::Ahead; }
   // The same as run(), all of it enqueued. ids I32 [R, k or more] of the device: the first k of a row are its choice.
-  void run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids, const std::function<void()>& compute);
+  // `next`: what is foreseen of the bank after this one, as soon as `known`, which compute() waits for; or nothing.
+  void run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids, const Foreseen& next, Event* known,
+                   const std::function<void()>& compute);
   // Ends what this stream has to do with the state, before the stream goes.
   void release(Stream& stream);
-  // Of the rounds to come; Device needs pools that were made with it.
+  // Of the rounds to come; not Host needs pools that were not made with it, Ahead engines that were made when it was
+  // asked for.
   void set_planner(Planner planner);
   // Brings the pooled experts of `ids`, the router's choice of all rows, to lines and calls `compute` once or more,
   // each time with other experts of the bank served: every one of them once. Experts that are not pooled are served
@@ -179,6 +190,8 @@ class ExpertPools {
   Buffer states_, staged_;      // PoolState of each bank, on the device and on its way
   uint64_t device_copied_ = 0;  // bytes, as the device counted them
   uint64_t not_copied_ = 0;     // misses that their own plan drove out again
+  Foreseen foreseen_;           // of the bank that is planned next
+  std::unique_ptr<Event> stage_filled_, stage_read_;
   PhaseCounters rounds_, prompts_;
   std::unique_ptr<Event> refill_began_, refilled_;
   uint64_t refill_bytes_ = 0;

@@ -17,9 +17,10 @@ size_t kept_free(size_t frames) { return frames >= 8 ? 2 : 1; }
 void ExpertPools::begin(Stream& stream, int64_t choices, int64_t banks, bool round) {
   const int64_t experts = pools_[0].bank->pooled;
   phase_ = round ? &rounds_ : &prompts_;
+  foreseen_ = {};
   if (banks > 0) ++phase_->forwards;
   const bool streaming = 2 * options_.lines <= experts && choices >= kStreamChoices * experts;
-  const bool device = options_.planner == Planner::Device && round && !streaming;
+  const bool device = options_.planner != Planner::Host && round && !streaming;
   if (!device || on_ != &stream) come_home();
   if (streaming && !streaming_) enter_streaming();
   if (!streaming && streaming_) leave_streaming(true);

@@ -66,6 +66,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
 
   const MoeLayer& m = layer.moe;
   ops.hc_mix(s, layer.mlp_hc.ops, attn, stack, u, mlp.inj);
+  const Foreseen next = foresee(layer, stack);
   const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
   const auto narrowed = [&](View v) {
     v.shape[1] = columns;
@@ -75,7 +76,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
-  run_experts(layer, u, ids, slots);
+  run_experts(layer, u, ids, slots, next);
   if (slots_) report_slots(layer, ids, slots);
   View shared;
   if (!m.shared_in_bank()) {
@@ -112,7 +113,28 @@ void Engine::attend(const QsaLayer& layer, const Batch& batch, const QsaRows& ro
   }
 }
 
-void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots) {
+// The stack lacks this layer's experts and the next one's attention: most of what a router sees is there.
+Foreseen Engine::foresee(const Layer& layer, const View& stack) {
+  const int64_t l = layer_number(layer);
+  if (reserving_ || !foresight_ || !weights_.pools->looks_ahead() || stack.shape[0] > kMostForeseen ||
+      l + 1 >= config().layers())
+    return {};
+  const View ids = a_.next_ids[static_cast<size_t>(l % 2)].rows(0, stack.shape[0]);
+  backend_.record(*stream_, *stack_mixed_);
+  backend_.wait(*foresight_, *stack_mixed_);
+  launch_foresight(weights_.layers[static_cast<size_t>(l + 1)], stack, ids);
+  backend_.record(*foresight_, *foreseen_);
+  return {ids, a_.stage, weights_.pools->line_bytes()};
+}
+
+void Engine::launch_foresight(const Layer& next, const View& stack, const View& ids) {
+  const auto rows = [&](const View& v) { return v.rows(0, stack.shape[0]); };
+  backend_.hc_mix(*foresight_, next.mlp_hc.ops, {}, stack, rows(a_.next_u), rows(a_.next_inj));
+  backend_.linear(*foresight_, *next.moe.router, rows(a_.next_u), rows(a_.next_router));
+  backend_.router(*foresight_, config().normalise_top_k, rows(a_.next_router), ids, rows(a_.next_weights));
+}
+
+void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next) {
   const MoeLayer& m = layer.moe;
   if (m.per_rank > 0 && options_.plant == Plant::Add) backend_.clear(*stream_, slots);
   const auto compute = [&] { backend_.experts(*stream_, *m.experts, x, ids, slots); };
@@ -123,7 +145,7 @@ void Engine::run_experts(const Layer& layer, const View& x, const View& ids, con
   if (reports || (pools != nullptr && !planned)) routed = fetch_routing(ids);
   if (reports) routing_(l, routed);
   if (planned)
-    pools->run_planned(*stream_, l, k, ids, compute);
+    pools->run_planned(*stream_, l, k, ids, next, foreseen_.get(), compute);
   else if (pools != nullptr)
     pools->run(*stream_, l, routed, compute);
   else

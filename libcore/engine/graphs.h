@@ -21,7 +21,7 @@ struct GraphCounters {
 struct RoundKey {
   int64_t rows = 0, lanes = 0, draws = 0, draft_rows = 0, draft_lanes = 0, most_positions = 0, valid = 0;
   int64_t draft_steps = 0;  // of a proposal
-  bool greedy = false, trials = false;
+  bool greedy = false, trials = false, ahead = false;
   auto operator<=>(const RoundKey&) const = default;
 };
 

@@ -111,12 +111,18 @@ class Recording : public RecordingBackend {
     run(s, "experts", [=, this, &bank](Stream& t) { inner_.experts(t, bank, x, ids, slots); });
   }
   void plan_experts(Stream& s, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids, View state,
-                    View lines) override {
+                    View lines, const Foreseen& foreseen) override {
     run(s, "plan_experts",
-        [=, this, &bank](Stream& t) { inner_.plan_experts(t, bank, options, k, ids, state, lines); });
+        [=, this, &bank](Stream& t) { inner_.plan_experts(t, bank, options, k, ids, state, lines, foreseen); });
   }
-  void fill_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines) override {
-    run(s, "fill_planned", [=, this, &bank](Stream& t) { inner_.fill_planned(t, bank, options, state, lines); });
+  void fill_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                    const Foreseen& foreseen) override {
+    run(s, "fill_planned",
+        [=, this, &bank](Stream& t) { inner_.fill_planned(t, bank, options, state, lines, foreseen); });
+  }
+  void fill_foreseen(Stream& s, ExpertBank& bank, const PoolOptions& options, View state,
+                     const Foreseen& foreseen) override {
+    run(s, "fill_foreseen", [=, this, &bank](Stream& t) { inner_.fill_foreseen(t, bank, options, state, foreseen); });
   }
   void take_slots(Stream& s, int64_t per_part, View ids, View parts, View slots) override {
     run(s, "take_slots", [=, this](Stream& t) { inner_.take_slots(t, per_part, ids, parts, slots); });

@@ -75,7 +75,7 @@ void pooled_equals_resident(On on, const PoolCell& cell, const Generated& reside
   for (const int64_t lines : kPoolSizes) {
     CAPTURE(cell.sequences);
     CAPTURE(pool_policy_name(cell.policy));
-    CAPTURE((cell.planner == Planner::Device));
+    CAPTURE(planner_name(cell.planner));
     CAPTURE(cell.graphs);
     CAPTURE(lines);
     const Weights weights = pooled_weights(on, lines, cell.policy, on == On::Cpu, cell.planner);
@@ -89,9 +89,10 @@ void pooled_equals_resident(On on, const PoolCell& cell, const Generated& reside
     if (lines == 32) CHECK(c.evictions == 0);
     const PoolCopies copies = weights.pools->copies();
     if (cell.planner == Planner::Host) CHECK(copies.copies[0] == c.misses);
-    if (lines < 4 && cell.planner == Planner::Device) CHECK(copies.in_place > 0);
+    if (lines < 4 && cell.planner != Planner::Host) CHECK(copies.in_place > 0);
+    if (cell.planner == Planner::Ahead) CHECK(copies.taken_bytes > 0);
     CHECK(copies.copies[0] <= c.misses);
-    CHECK(copies.bytes[0] == copies.total_bytes);
+    if (cell.planner != Planner::Ahead) CHECK(copies.bytes[0] == copies.total_bytes);
     CHECK(copies.total_bytes > 0);
   }
 }
@@ -101,7 +102,7 @@ void pooled_equals_resident(On on, int64_t tokens) {
     const Generated resident = generate(tiny_weights(on), on, sequences, tokens);
     REQUIRE(resident.ids[0].size() > 1);
     for (const PoolPolicy policy : kPoolPolicies)
-      for (const Planner planner : {Planner::Host, Planner::Device})
+      for (const Planner planner : kPlanners)
         for (const bool graphs : {false, true})
           if (!graphs || on == On::Cuda)
             pooled_equals_resident(on, {sequences, policy, planner, graphs}, resident, tokens);
@@ -182,7 +183,7 @@ BankState state_of(ExpertPools& pools, int64_t bank) {
 
 // The same rounds planned on the host and on the device; the states are compared every few rounds, because asking for
 // one brings it to the host.
-void planners_agree(On on, int64_t rounds) {
+void planners_agree(On on, Planner other, int64_t rounds) {
   const auto& prompts = Golden::get().prompts();
   for (const PoolPolicy policy : kPoolPolicies)
     for (const int64_t lines : kPoolSizes) {
@@ -193,7 +194,7 @@ void planners_agree(On on, int64_t rounds) {
       std::array<std::unique_ptr<Engine>, 2> engines;
       std::array<std::vector<int32_t>, 2> tokens;
       for (size_t i = 0; i < 2; ++i) {
-        weights[i].emplace(pooled_weights(on, lines, policy, on == On::Cpu, i == 0 ? Planner::Host : Planner::Device));
+        weights[i].emplace(pooled_weights(on, lines, policy, on == On::Cpu, i == 0 ? Planner::Host : other));
         EngineOptions o;
         o.state.slots = 3, o.state.tokens = 3 * (rounds + 64), o.state.max_tokens = rounds + 64;
         o.state.draft_head = true;
@@ -232,6 +233,10 @@ void planners_agree(On on, int64_t rounds) {
       CHECK(host.rounds().forwards == device.rounds().forwards);
       CHECK(host.rounds().misses == device.rounds().misses);
       CHECK(host.prompts().misses == device.prompts().misses);
+      constexpr auto ahead = static_cast<size_t>(FillKind::LayerPrefetch);
+      CHECK((b.copies[ahead] > 0) == (other == Planner::Ahead));
+      CHECK((b.taken_bytes > 0) == (other == Planner::Ahead));
+      CHECK(b.taken_bytes <= b.bytes[ahead]);
       if (lines < 12) CHECK(b.in_place > 0);
       if (lines >= 12) CHECK(b.in_place == 0);
       if (lines >= 12) CHECK(host.rounds().bytes == device.rounds().bytes);
@@ -247,7 +252,7 @@ void device_planned_equals_resident(On on, int64_t tokens) {
     const Weights weights = pooled_weights(on, lines, PoolPolicy::LfuDecay, true, Planner::Device);
     CHECK(generate(weights, on, 4, tokens) == resident);
   }
-  const Weights weights = pooled_weights(on, 2, PoolPolicy::LfuDecay, false, Planner::Device);
+  const Weights weights = pooled_weights(on, 2, PoolPolicy::LfuDecay, false, Planner::Ahead);
   CHECK(generate(weights, on, 2, 16, 20, 7, 3) == generate(tiny_weights(on), on, 2, 16, 20, 7));
   CHECK(weights.pools->copies().in_place > 0);
   // Prompts that stream lie between rounds that are planned on the device.
@@ -335,12 +340,21 @@ TEST_CASE("cuda: pools that start warm give the bits of cold ones, whatever the 
 }
 
 TEST_CASE("offload: plans on the device leave the host's keys, lines and counts after every round") {
-  planners_agree(On::Cpu, 8);
+  planners_agree(On::Cpu, Planner::Device, 8);
+}
+
+TEST_CASE("offload: copies ahead of a layer's plan leave the host's keys, lines and counts after every round") {
+  planners_agree(On::Cpu, Planner::Ahead, 8);
 }
 
 TEST_CASE("cuda: plans on the device leave the host's keys, lines and counts over recorded rounds") {
   if (no_gpu()) return;
-  planners_agree(On::Cuda, 300);
+  planners_agree(On::Cuda, Planner::Device, 300);
+}
+
+TEST_CASE("cuda: copies ahead of a layer's plan leave the host's keys, lines and counts over recorded rounds") {
+  if (no_gpu()) return;
+  planners_agree(On::Cuda, Planner::Ahead, 150);
 }
 
 TEST_CASE("offload: checked, drafted and streamed rounds planned on the device give the bits of resident experts") {

@@ -174,11 +174,16 @@ class Compared : public ComparedBackend {
     device_.serve(s, *static_cast<TwoBanks&>(bank).device, served);
   }
   void plan_experts(Stream& s, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids, View state,
-                    View lines) override {
-    device_.plan_experts(s, *static_cast<TwoBanks&>(bank).device, options, k, ids, state, lines);
+                    View lines, const Foreseen& foreseen) override {
+    device_.plan_experts(s, *static_cast<TwoBanks&>(bank).device, options, k, ids, state, lines, foreseen);
   }
-  void fill_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines) override {
-    device_.fill_planned(s, *static_cast<TwoBanks&>(bank).device, options, state, lines);
+  void fill_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                    const Foreseen& foreseen) override {
+    device_.fill_planned(s, *static_cast<TwoBanks&>(bank).device, options, state, lines, foreseen);
+  }
+  void fill_foreseen(Stream& s, ExpertBank& bank, const PoolOptions& options, View state,
+                     const Foreseen& foreseen) override {
+    device_.fill_foreseen(s, *static_cast<TwoBanks&>(bank).device, options, state, foreseen);
   }
   void check_served(Stream& s, const ExpertBank& bank) override {
     device_.check_served(s, *static_cast<const TwoBanks&>(bank).device);
