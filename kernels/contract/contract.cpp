@@ -165,7 +165,7 @@ const std::vector<std::string>& launch_functions() {
       "router",       "swiglu",           "combine",           "embed",        "add",          "move_rows",
       "grouped_norm", "plain_linear",     "plain_linear_pair", "hc_mix",       "hc_inject",    "gdn",
       "qsa_write",    "qsa_select",       "qsa_attend",        "ngram_decode", "ple_mix",      "sample",
-      "exl3_linears", "take_slots",       "plan_experts",      "fill_planned"};
+      "exl3_linears", "take_slots",       "plan_experts",      "fill_planned", "fill_foreseen"};
   return names;
 }
 
