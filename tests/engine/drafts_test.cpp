@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "libcore/engine/scheduler.h"
 #include "tests/support/golden.h"
@@ -167,6 +169,37 @@ void idle_equals_plain(On on, DType kv, bool graphs) {
     }
 }
 
+// Of a sequence's first token the draft head takes no row, of each later one a row: rounds of one shape differ in that.
+void beginnings_equal_eager(On on, DType kv) {
+  std::array<std::vector<float>, 2> logits;
+  for (const bool graphs : {false, true}) {
+    const auto engine = tiny_engine(3, 64, true, 16, kv, on, graphs);
+    std::array<int32_t, 3> slots{}, tokens{17, 450, 3001};
+    for (int32_t& slot : slots) slot = engine->state().open();
+    for (size_t round = 0; round < 40; ++round) {
+      const size_t width = 1 + round % 3;
+      if (round % 7 == 6) {
+        engine->state().close(slots[round % width]);
+        slots[round % width] = engine->state().open();
+      }
+      std::vector<LaneInput> lanes;
+      std::vector<Draw> draws;
+      for (size_t i = 0; i < width; ++i) {
+        lanes.push_back({slots[i], std::span(tokens).subspan(i, 1)});
+        draws.push_back({static_cast<int32_t>(i), {}});
+      }
+      const std::vector<int32_t> next = engine->round(lanes, draws, engine->config().vocab_size);
+      std::vector<int32_t> rows(width);
+      std::iota(rows.begin(), rows.end(), 0);
+      const std::vector<float> values = engine->to_host(engine->logits(rows));
+      logits[graphs ? 1 : 0].insert(logits[graphs ? 1 : 0].end(), values.begin(), values.end());
+      std::copy(next.begin(), next.end(), tokens.begin());
+    }
+    CHECK(engine->graph_counters().replays == (graphs ? 37 : 0));
+  }
+  CHECK(logits[0] == logits[1]);
+}
+
 void stops_equal_plain(On on) {
   Case c{1, 8, kOwn, 0, on};
   const Outcome plain = plain_of(c);
@@ -213,6 +246,10 @@ TEST_CASE("drafts: every depth and every forced acceptance gives plain tokens, l
   every_acceptance_equals_plain(On::Cpu, DType::F32, false);
 }
 
+TEST_CASE("drafts: replayed rounds of every depth and every forced acceptance give plain tokens, logits and states") {
+  every_acceptance_equals_plain(On::Replayed, DType::F32, true);
+}
+
 TEST_CASE("cuda: every depth and every forced acceptance gives plain tokens, logits and final states") {
   if (no_gpu()) return;
   every_acceptance_equals_plain(On::Cuda, DType::BF16, false);
@@ -221,6 +258,10 @@ TEST_CASE("cuda: every depth and every forced acceptance gives plain tokens, log
 
 TEST_CASE("drafts: 2 to 8 sequences that draft together, by themselves and by force, give what each gives plain") {
   company_equals_plain(On::Cpu, DType::F32, false);
+}
+
+TEST_CASE("drafts: replayed rounds of 2 to 8 sequences that draft together give what each gives plain") {
+  company_equals_plain(On::Replayed, DType::F32, true);
 }
 
 TEST_CASE("cuda: 2 to 8 sequences that draft together, by themselves and by force, give what each gives plain") {
@@ -240,6 +281,24 @@ TEST_CASE("cuda: depths chosen by measurement give plain output, and a replay of
 
 TEST_CASE("drafts: plain rounds of an engine that may draft end in the plain states") {
   idle_equals_plain(On::Cpu, DType::F32, false);
+}
+
+TEST_CASE("drafts: replayed plain rounds, whose draft head keeps up or lets rows wait, end in the plain states") {
+  idle_equals_plain(On::Replayed, DType::F32, true);
+  for (const int64_t sequences : {1, 3}) {
+    const Outcome replayed = run({sequences, 0, kOwn, 0, On::Replayed, DType::F32, true});
+    same(replayed, run({sequences, 0, kOwn, 0, On::Cpu, DType::F32}));
+    CHECK(replayed.graphs.replays > replayed.graphs.captures);
+  }
+}
+
+TEST_CASE("drafts: replayed rounds do not depend on how many rows the draft head takes behind them") {
+  beginnings_equal_eager(On::Replayed, DType::F32);
+}
+
+TEST_CASE("cuda: replayed rounds do not depend on how many rows the draft head takes behind them") {
+  if (no_gpu()) return;
+  beginnings_equal_eager(On::Cuda, DType::BF16);
 }
 
 TEST_CASE("cuda: plain rounds of an engine that may draft end in the plain states") {

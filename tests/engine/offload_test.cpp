@@ -35,7 +35,7 @@ Generated generate(const Weights& weights, On on, size_t sequences, int64_t toke
   o.state.draft_head = true, o.state.trials = drafts;
   o.state.kv_dtype = on == On::Cpu ? DType::F32 : DType::BF16;
   o.max_rows = static_cast<int64_t>(sequences) * chunk;
-  o.graphs = graphs && on == On::Cuda;
+  o.graphs = graphs && on != On::Cpu;
   Engine engine(weights, backend_on(on), o);
   Generated out;
   out.ids.resize(sequences), out.logits.resize(sequences);
@@ -199,7 +199,7 @@ void planners_agree(On on, Planner other, int64_t rounds) {
         o.state.slots = 3, o.state.tokens = 3 * (rounds + 64), o.state.max_tokens = rounds + 64;
         o.state.draft_head = true;
         o.state.kv_dtype = on == On::Cpu ? DType::F32 : DType::BF16;
-        o.graphs = on == On::Cuda;
+        o.graphs = on != On::Cpu;
         engines[i] = std::make_unique<Engine>(*weights[i], backend_on(on), o);
         for (int32_t slot = 0; slot < 3; ++slot) {
           CHECK(engines[i]->state().open() == slot);
@@ -240,8 +240,8 @@ void planners_agree(On on, Planner other, int64_t rounds) {
       if (lines < 12) CHECK(b.in_place > 0);
       if (lines >= 12) CHECK(b.in_place == 0);
       if (lines >= 12) CHECK(host.rounds().bytes == device.rounds().bytes);
-      if (on == On::Cuda) CHECK(engines[0]->graph_counters().replays == 0);
-      if (on == On::Cuda) CHECK(engines[1]->graph_counters().replays > rounds / 2);
+      if (on != On::Cpu) CHECK(engines[0]->graph_counters().replays == 0);
+      if (on != On::Cpu) CHECK(engines[1]->graph_counters().replays > rounds / 2);
     }
 }
 
@@ -345,6 +345,16 @@ TEST_CASE("offload: plans on the device leave the host's keys, lines and counts 
 
 TEST_CASE("offload: copies ahead of a layer's plan leave the host's keys, lines and counts after every round") {
   planners_agree(On::Cpu, Planner::Ahead, 8);
+}
+
+TEST_CASE("offload: replayed rounds with plans on the device leave the host's keys, lines and counts") {
+  planners_agree(On::Replayed, Planner::Device, 12);
+  planners_agree(On::Replayed, Planner::Ahead, 12);
+}
+
+TEST_CASE(
+    "offload: replayed rounds planned on the device give the bits of resident experts, drafted and streamed too") {
+  device_planned_equals_resident(On::Replayed, 10);
 }
 
 TEST_CASE("cuda: plans on the device leave the host's keys, lines and counts over recorded rounds") {

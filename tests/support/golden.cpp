@@ -9,6 +9,7 @@
 #include "kernels/devices.h"
 #include "libcore/format/mapped_file.h"
 #include "libcore/format/safetensors.h"
+#include "tests/support/replayed_backend.h"
 
 namespace fnx::test {
 
@@ -72,20 +73,22 @@ bool no_gpu() {
 
 Backend& backend_on(On on) {
   if (on == On::Cpu) return cpu_backend();
+  if (on == On::Replayed) {
+    static const std::unique_ptr<Backend> replayed = make_replayed_backend({});
+    return *replayed;
+  }
   static const std::unique_ptr<Backend> backend = make_cuda_backend();
   return *backend;
 }
 
 const Weights& tiny_weights(On on) {
-  const auto load = [&] {
-    return Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")), backend_on(on));
-  };
-  if (on == On::Cuda) {
-    static const Weights weights = load();
-    return weights;
-  }
-  static const Weights weights = load();
-  return weights;
+  static std::map<On, const Weights> loaded;
+  const auto found = loaded.find(on);
+  if (found != loaded.end()) return found->second;
+  return loaded
+      .emplace(on, Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")),
+                                 backend_on(on)))
+      .first->second;
 }
 
 std::unique_ptr<Engine> tiny_engine(int64_t slots, int64_t tokens, bool draft_head, int64_t max_rows, DType kv, On on,

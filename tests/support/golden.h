@@ -42,8 +42,9 @@ class Golden {
   std::shared_ptr<const void> file_;
 };
 
-// Where a test runs the model. Tests of the cuda backend return at once, and count as skipped, when no_gpu() says so.
-enum class On { Cpu, Cuda };
+// Where a test runs the model; Replayed: on the cpu with graphs (replayed_backend.h). Tests of the cuda backend return
+// at once, and count as skipped, when no_gpu() says so.
+enum class On { Cpu, Cuda, Replayed };
 bool no_gpu();
 
 // One reader, and a backend and a set of weights of each kind, a process; decoded weights are kept between tests.
