@@ -109,13 +109,28 @@ void tier_beside_pools(On on) {
       load.pools.lines = 12, load.pools.planner = planner;
       const Weights weights = Weights::load(tiny_checkpoint(), ModelConfig::load(fixture("flashnext-tiny/config.json")),
                                             backend_on(on), load);
-      const bool graphs = on == On::Cuda && planner == Planner::Device;
+      const bool graphs = on != On::Cpu && planner == Planner::Device;
       const Outcome tiered = run(weights, backend_on(on), kv, requests, {128, 3, 40, drafts, false, graphs});
       check_same(tiered, resident);
       CHECK(weights.pools->counters().misses > 0);
       CHECK(tiered.traffic.rows_in_place > 0);
       CHECK((tiered.graphs.replays > 0) == graphs);
     }
+  }
+}
+
+void replays_change_nothing(On on, int64_t rounds) {
+  const DType kv = backend_on(on).kv_dtype();
+  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 200, 150, rounds);
+  for (const int32_t drafts : {0, 3}) {
+    const auto with = [&](int64_t device_tokens, bool graphs) {
+      return run(tiny_weights(on), backend_on(on), kv, requests, {device_tokens, 3, 64, drafts, false, graphs});
+    };
+    const Outcome resident = with(0, false), replayed = with(128, true);
+    check_same(with(128, false), resident);
+    check_same(replayed, resident);
+    CHECK(replayed.graphs.replays > rounds / 4);
+    CHECK(replayed.traffic.rows_in_place > rounds / 2);
   }
 }
 
@@ -135,6 +150,11 @@ TEST_CASE("page_tier: the same holds with BF16 keys and values") {
 
 TEST_CASE("page_tier: the same holds with experts in host memory") { tier_beside_pools(On::Cpu); }
 
+TEST_CASE("page_tier: replayed rounds give the bits of resident pages, beside experts in host memory too") {
+  tier_beside_pools(On::Replayed);
+  replays_change_nothing(On::Replayed, 40);
+}
+
 TEST_CASE("cuda: pages in host memory beside experts there give the bits of resident ones, recorded too") {
   if (no_gpu()) return;
   tier_beside_pools(On::Cuda);
@@ -148,18 +168,7 @@ TEST_CASE("cuda: pages in host memory give tokens, logits and states of resident
 
 TEST_CASE("cuda: rounds that read pages in host memory give the same replayed and eager, whatever is spilled between") {
   if (no_gpu()) return;
-  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 200, 150, 200);
-  for (const int32_t drafts : {0, 3}) {
-    const auto with = [&](int64_t device_tokens, bool graphs) {
-      return run(tiny_weights(On::Cuda), backend_on(On::Cuda), DType::BF16, requests,
-                 {device_tokens, 3, 64, drafts, false, graphs});
-    };
-    const Outcome resident = with(0, false), replayed = with(128, true);
-    check_same(with(128, false), resident);
-    check_same(replayed, resident);
-    CHECK(replayed.graphs.replays > 100);
-    CHECK(replayed.traffic.rows_in_place > 100);
-  }
+  replays_change_nothing(On::Cuda, 200);
 }
 
 TEST_CASE("cuda: 8 layers of the published geometry give the same bits with pages in host memory") {

@@ -37,7 +37,7 @@ Outcome run(std::vector<Request> requests, int64_t parallel, int32_t drafts, boo
   EngineOptions o;
   o.state = state_for(requests, parallel, 8192);
   o.state.kv_dtype = kv, o.state.draft_head = true, o.state.trials = drafts;
-  o.max_rows = parallel * 64;
+  o.max_rows = parallel * 64, o.graphs = on == On::Replayed;
   Engine engine(tiny_weights(on), backend_on(on), o);
   Outcome out;
   out.tokens.resize(requests.size()), out.logits.resize(requests.size()), out.states.resize(requests.size());
@@ -98,6 +98,8 @@ void reuse_changes_nothing(On on, DType kv) {
 TEST_CASE("snapshot: warm, branched and rewound requests give what they give cold, alone, together and with drafts") {
   reuse_changes_nothing(On::Cpu, DType::F32);
 }
+
+TEST_CASE("snapshot: the same holds for replayed rounds") { reuse_changes_nothing(On::Replayed, DType::F32); }
 
 TEST_CASE("cuda: warm, branched and rewound requests give what they give cold, alone, together and with drafts") {
   if (no_gpu()) return;
