@@ -141,6 +141,22 @@ void add_state(Problem& p, Kind kind, Random& random) {
   planner.store(state_of(p));
 }
 
+void fill_words(Operand& o, Random& random) {
+  auto* words = o.as<int32_t>();
+  for (int64_t i = 0; i < o.size(); ++i) words[i] = static_cast<int32_t>(random.below(1 << 30));
+}
+
+void add_bank(Problem& p, Random& random) {
+  fill_words(p.add("bank", DType::I32, Role::In, false, {p.number("experts"), p.number("bytes") / 4}), random);
+}
+
+// Of launches that copy experts.
+void copies_domain(const Problem& p) {
+  require_range("experts", p.number("experts"), 1, 1024);
+  require_range("lines", p.number("lines"), 1, p.number("experts"));
+  require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
+}
+
 int64_t pieces(const Problem& p) { return PoolStage::pieces_of(p.number("bytes")); }
 
 // What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any.
@@ -312,8 +328,7 @@ std::unique_ptr<Kernel> fill_entry() {
     Problem p{rows, shape.numbers, {}};
     Random random(seed, 1);
     const int64_t words = p.number("bytes") / 4;
-    auto* bank = p.add("bank", DType::I32, Role::In, false, {p.number("experts"), words}).as<int32_t>();
-    for (int64_t i = 0; i < p.number("experts") * words; ++i) bank[i] = static_cast<int32_t>(random.below(1 << 30));
+    add_bank(p, random);
     add_state(p, kind, random);
     const PoolState s = state_of(p);
     // Every other line gets another expert.
@@ -323,8 +338,7 @@ std::unique_ptr<Kernel> fill_entry() {
     }
     add_foreseen(p, random, 12, Role::In);
     // Other values than the bank's, so that it shows where a piece comes from.
-    auto* stage = p["stage"].as<int32_t>();
-    for (int64_t i = 0; i < p["stage"].size(); ++i) stage[i] = static_cast<int32_t>(random.below(1 << 30));
+    fill_words(p["stage"], random);
     for (int64_t i = 0; i < p["there"].size(); ++i) p["there"].data()[i] = static_cast<std::byte>(random.below(2));
     *p.add("ended", DType::I32, Role::InOut, false, {1}).as<int32_t>() = 1;
     p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
@@ -351,11 +365,7 @@ std::unique_ptr<Kernel> fill_entry() {
                                       return Bounded{0, 0};
                                     })};
   };
-  e.domain = [](const Problem& p) {
-    require_range("experts", p.number("experts"), 1, 1024);
-    require_range("lines", p.number("lines"), 1, p.number("experts"));
-    require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
-  };
+  e.domain = copies_domain;
   e.host = [](Problem& p) { fill_host(p, FillFault::None); };
   e.exact_kinds = {Kind::Normal};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
@@ -430,9 +440,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     Random random(seed, 1);
-    const int64_t words = p.number("bytes") / 4;
-    auto* bank = p.add("bank", DType::I32, Role::In, false, {p.number("experts"), words}).as<int32_t>();
-    for (int64_t i = 0; i < p.number("experts") * words; ++i) bank[i] = static_cast<int32_t>(random.below(1 << 30));
+    add_bank(p, random);
     add_state(p, kind, random);
     *p.add("ended", DType::I32, Role::In, false, {1}).as<int32_t>() = kind == Kind::Directed;
     add_foreseen(p, random, PoolStage::kPlaces, Role::Out);
@@ -461,11 +469,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
     });
     return std::vector<Expectation>{stage, there, state_as(given, wanted)};
   };
-  e.domain = [](const Problem& p) {
-    require_range("experts", p.number("experts"), 1, 1024);
-    require_range("lines", p.number("lines"), 1, p.number("experts"));
-    require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
-  };
+  e.domain = copies_domain;
   e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
   e.exact_kinds = {Kind::Normal, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"a stage off by 4 bytes", misalign("stage", 4)}};
