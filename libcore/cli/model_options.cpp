@@ -1,7 +1,6 @@
 #include "libcore/cli/model_options.h"
 
 #include <fmt/format.h>
-#include <algorithm>
 
 #include <algorithm>
 

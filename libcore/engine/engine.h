@@ -177,6 +177,7 @@ class Engine {
   void stage_proposal(std::span<const Proposal> proposals, std::span<const size_t> order);
   void place_tables();
   void fill_tables();
+  View page_table(int64_t i) const;  // the i-th of PagePool::tables()
   Batch make_batch(const Staged& lane_table, const Staged& positions, std::span<const Lane> lanes) const;
 
   // Operations alone: no copies from the host, no waiting.

@@ -106,7 +106,7 @@ void Engine::attend(const QsaLayer& layer, const Batch& batch, const QsaRows& ro
     part.lanes = batch.lanes.subspan(first, end - first);
     part.lane_table = batch.lane_table.rows(static_cast<int64_t>(first), static_cast<int64_t>(end - first));
     if (staged) {
-      part.kv_table = in_.tables.device.rows(2, 1).reshape({options_.state.slots, state_.pages().width()});
+      part.kv_table = page_table(2);
       state_.stage(part.lanes[0].slot, kv);
     }
     backend_.qsa_attend(*stream_, layer.ops, part, rows, staged ? state_.staged(kv) : kv, out);

@@ -44,6 +44,10 @@ void Engine::place_tables() {
   in_.tables = staging_.place(DType::I32, {state_.pages().table_count(), options_.state.slots, state_.pages().width()});
 }
 
+View Engine::page_table(int64_t i) const {
+  return in_.tables.device.rows(i, 1).reshape({options_.state.slots, state_.pages().width()});
+}
+
 void Engine::fill_tables() { in_.tables.fill(state_.pages().tables().data(), state_.pages().tables().size()); }
 
 void Engine::place_draft_rows(int64_t rows, int64_t lanes) {
@@ -205,11 +209,8 @@ Batch Engine::make_batch(const Staged& lane_table, const Staged& positions, std:
   Batch batch;
   batch.lanes = lanes;
   batch.lane_table = lane_table.device, batch.positions = positions.device;
-  const auto table = [&](int64_t i) {
-    return in_.tables.device.rows(i, 1).reshape({options_.state.slots, state_.pages().width()});
-  };
-  batch.block_table = table(0);
-  if (state_.host_tier()) batch.kv_table = table(1);
+  batch.block_table = page_table(0);
+  if (state_.host_tier()) batch.kv_table = page_table(1);
   int64_t most = 0;
   for (const Lane& lane : lanes) {
     batch.rows += lane.rows;
