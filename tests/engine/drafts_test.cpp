@@ -5,8 +5,8 @@
 #include <array>
 #include <numeric>
 
-#include "libcore/engine/scheduler.h"
 #include "tests/support/golden.h"
+#include "tests/support/outcome.h"
 
 using namespace fnx;
 using namespace fnx::test;
@@ -27,14 +27,6 @@ struct Case {
   bool idle = false;      // could take rows back and drafts none
   int64_t most_rows = 0;  // of a forward; 0: few
   int64_t waiting = 512;
-};
-
-struct Outcome {
-  std::vector<std::vector<int32_t>> tokens;
-  std::vector<std::vector<float>> logits;
-  std::vector<std::vector<std::byte>> states;
-  SchedulerStats stats;
-  GraphCounters graphs;
 };
 
 std::vector<Request> requests_of(const Case& c) {
@@ -61,17 +53,7 @@ Outcome run(const Case& c, const Outcome* plain = nullptr) {
   o.max_rows = c.most_rows > 0 ? c.most_rows : c.sequences * std::max(16, 1 + c.depth);
   o.graphs = c.graphs, o.inject_capture_failures = c.inject;
   Engine engine(tiny_weights(c.on), backend_on(c.on), o);
-  Outcome out;
-  out.tokens.resize(requests.size()), out.logits.resize(requests.size()), out.states.resize(requests.size());
   SchedulerEvents events;
-  events.token = [&](size_t i, int32_t t) { out.tokens[i].push_back(t); };
-  events.logits = [&](size_t i, std::span<const float> row) {
-    out.logits[i].insert(out.logits[i].end(), row.begin(), row.end());
-  };
-  events.closing = [&](size_t i, int32_t slot) {
-    engine.settle(slot);
-    out.states[i] = engine.state().dump(slot);
-  };
   size_t turn = 0;
   if (c.right != kOwn)
     events.drafts = [&](size_t i, int64_t position, std::span<int32_t> drafts) {
@@ -86,20 +68,12 @@ Outcome run(const Case& c, const Outcome* plain = nullptr) {
   options.chunk_rows = 16;
   options.parallel = c.sequences;
   options.draft.most = c.idle ? 0 : c.depth, options.draft.fixed = !c.automatic;
-  out.stats = run_requests(engine, requests, options, events);
-  out.graphs = engine.graph_counters();
-  return out;
+  return run_to_end(engine, requests, options, events);
 }
 
 Outcome plain_of(Case c) {
   c.depth = 0, c.right = kOwn, c.graphs = false, c.automatic = false, c.inject = 0;
   return run(c);
-}
-
-void same(const Outcome& got, const Outcome& want) {
-  CHECK(got.tokens == want.tokens);
-  CHECK(got.logits == want.logits);
-  CHECK(got.states == want.states);
 }
 
 void every_acceptance_equals_plain(On on, DType kv, bool graphs) {
@@ -112,7 +86,7 @@ void every_acceptance_equals_plain(On on, DType kv, bool graphs) {
         CAPTURE(depth);
         CAPTURE(right);
         const Outcome drafted = run({1, depth, right, temperature, on, kv, graphs}, &plain);
-        same(drafted, plain);
+        check_same(drafted, plain);
         CHECK(drafted.stats.drafted > 0);
         if (right == 0) CHECK(drafted.stats.drafts_kept == 0);
         if (right == depth) CHECK(drafted.stats.drafts_kept == drafted.stats.drafted);
@@ -129,7 +103,7 @@ void company_equals_plain(On on, DType kv, bool graphs) {
       const Outcome plain = plain_of({sequences, 0, kOwn, temperature, on, kv});
       for (const auto& [depth, right] : {std::pair{1, kOwn}, {3, kByTurns}, {8, kByTurns}}) {
         CAPTURE(depth);
-        same(run({sequences, depth, right, temperature, on, kv, graphs}, &plain), plain);
+        check_same(run({sequences, depth, right, temperature, on, kv, graphs}, &plain), plain);
       }
     }
 }
@@ -139,7 +113,7 @@ void automatic_equals_plain(On on, DType kv, bool graphs) {
     Case c{sequences, 4, kOwn, 0, on, kv, graphs, true};
     c.max_tokens = 60;
     const Outcome plain = plain_of(c), drafted = run(c);
-    same(drafted, plain);
+    check_same(drafted, plain);
     CHECK(drafted.stats.drafted > 0);
     // The decisions are those of a policy that is told the same rounds.
     DraftPolicy policy({c.depth, false});
@@ -164,7 +138,7 @@ void idle_equals_plain(On on, DType kv, bool graphs) {
       Case c{2, 4, kOwn, 0, on, kv, graphs};
       c.max_tokens = max_tokens, c.idle = true, c.most_rows = most_rows, c.waiting = 48;
       const Outcome plain = plain_of(c), idle = run(c);
-      same(idle, plain);
+      check_same(idle, plain);
       CHECK(idle.stats.drafted == 0);
     }
 }
@@ -287,7 +261,7 @@ TEST_CASE("drafts: replayed plain rounds, whose draft head keeps up or lets rows
   idle_equals_plain(On::Replayed, DType::F32, true);
   for (const int64_t sequences : {1, 3}) {
     const Outcome replayed = run({sequences, 0, kOwn, 0, On::Replayed, DType::F32, true});
-    same(replayed, run({sequences, 0, kOwn, 0, On::Cpu, DType::F32}));
+    check_same(replayed, run({sequences, 0, kOwn, 0, On::Cpu, DType::F32}));
     CHECK(replayed.graphs.replays > replayed.graphs.captures);
   }
 }
@@ -327,7 +301,7 @@ TEST_CASE("cuda: failed captures of drafted rounds change no bit") {
   if (no_gpu()) return;
   const Outcome plain = plain_of({2, 0, kOwn, 0, On::Cuda, DType::BF16});
   const Outcome injected = run({2, 3, kByTurns, 0, On::Cuda, DType::BF16, true, false, 3}, &plain);
-  same(injected, plain);
+  check_same(injected, plain);
   CHECK(injected.graphs.failed == 3);
   CHECK(injected.graphs.captures >= 1);
 }

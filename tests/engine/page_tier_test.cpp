@@ -3,9 +3,9 @@
 
 #include "kernels/error.h"
 #include "libcore/cli/prompts.h"
-#include "libcore/engine/scheduler.h"
 #include "libcore/format/synthetic_source.h"
 #include "tests/support/golden.h"
+#include "tests/support/outcome.h"
 
 using namespace fnx;
 using namespace fnx::test;
@@ -18,20 +18,6 @@ struct Case {
   bool reuse = false, graphs = false;
 };
 
-struct Outcome {
-  std::vector<std::vector<int32_t>> tokens;
-  std::vector<std::vector<float>> logits;
-  std::vector<std::vector<std::byte>> states;
-  PageTraffic traffic;
-  GraphCounters graphs;
-};
-
-void check_same(const Outcome& a, const Outcome& b) {
-  CHECK(a.tokens == b.tokens);
-  CHECK(a.logits == b.logits);
-  CHECK(a.states == b.states);
-}
-
 Outcome run(const Weights& weights, Backend& backend, DType kv, std::vector<Request> requests, const Case& c) {
   if (c.reuse) plan_reuse(requests, 16);
   EngineOptions o;
@@ -40,23 +26,9 @@ Outcome run(const Weights& weights, Backend& backend, DType kv, std::vector<Requ
   o.state.device_tokens = c.device_tokens;
   o.max_rows = c.parallel * std::max<int64_t>(c.chunk_rows, 1 + c.drafts), o.graphs = c.graphs;
   Engine engine(weights, backend, o);
-  Outcome out;
-  out.tokens.resize(requests.size()), out.logits.resize(requests.size()), out.states.resize(requests.size());
-  SchedulerEvents events;
-  events.token = [&](size_t i, int32_t t) { out.tokens[i].push_back(t); };
-  events.logits = [&](size_t i, std::span<const float> row) {
-    out.logits[i].insert(out.logits[i].end(), row.begin(), row.end());
-  };
-  events.closing = [&](size_t i, int32_t slot) {
-    engine.settle(slot);
-    out.states[i] = engine.state().dump(slot);
-  };
   SchedulerOptions options;
   options.chunk_rows = c.chunk_rows, options.parallel = c.parallel, options.draft = {c.drafts, true};
-  run_requests(engine, requests, options, events);
-  out.traffic = engine.state().traffic();
-  out.graphs = engine.graph_counters();
-  return out;
+  return run_to_end(engine, requests, options);
 }
 
 // Three texts, the last of which begins as the first.

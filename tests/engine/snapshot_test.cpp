@@ -5,9 +5,9 @@
 #include <fstream>
 
 #include "kernels/error.h"
-#include "libcore/engine/scheduler.h"
 #include "libcore/engine/snapshot_file.h"
 #include "tests/support/golden.h"
+#include "tests/support/outcome.h"
 #include "tests/support/temp_dir.h"
 
 using namespace fnx;
@@ -25,13 +25,6 @@ std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& 
   return a;
 }
 
-struct Outcome {
-  std::vector<std::vector<int32_t>> tokens;
-  std::vector<std::vector<float>> logits;
-  std::vector<std::vector<std::byte>> states;
-  SchedulerStats stats;
-};
-
 Outcome run(std::vector<Request> requests, int64_t parallel, int32_t drafts, bool reuse, On on, DType kv) {
   if (reuse) plan_reuse(requests, 16);
   EngineOptions o;
@@ -39,21 +32,9 @@ Outcome run(std::vector<Request> requests, int64_t parallel, int32_t drafts, boo
   o.state.kv_dtype = kv, o.state.draft_head = true, o.state.trials = drafts;
   o.max_rows = parallel * 64, o.graphs = on == On::Replayed;
   Engine engine(tiny_weights(on), backend_on(on), o);
-  Outcome out;
-  out.tokens.resize(requests.size()), out.logits.resize(requests.size()), out.states.resize(requests.size());
-  SchedulerEvents events;
-  events.token = [&](size_t i, int32_t t) { out.tokens[i].push_back(t); };
-  events.logits = [&](size_t i, std::span<const float> row) {
-    out.logits[i].insert(out.logits[i].end(), row.begin(), row.end());
-  };
-  events.closing = [&](size_t i, int32_t slot) {
-    engine.settle(slot);
-    out.states[i] = engine.state().dump(slot);
-  };
   SchedulerOptions options;
   options.chunk_rows = 50, options.parallel = parallel, options.draft = {drafts, true};
-  out.stats = run_requests(engine, requests, options, events);
-  return out;
+  return run_to_end(engine, requests, options);
 }
 
 // Two histories: each cold, once more, with another end, and from its middle on.
