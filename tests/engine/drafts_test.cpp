@@ -119,9 +119,7 @@ void automatic_equals_plain(On on, DType kv, bool graphs) {
     DraftPolicy policy({c.depth, false});
     int64_t plain_rounds = 0;
     for (const DraftRound& round : drafted.stats.draft_rounds) {
-      std::vector<size_t> ids;
-      for (const DraftRound::Stream& s : round.streams) ids.push_back(s.id);
-      CHECK(policy.decide(ids) == round.depth);
+      CHECK(policy.decide(std::vector<DraftStream>(round.streams.begin(), round.streams.end())) == round.depth);
       policy.observe(round);
       plain_rounds += round.depth == 0;
     }
