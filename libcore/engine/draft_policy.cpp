@@ -10,6 +10,7 @@ namespace fnx {
 namespace {
 constexpr double kDecay = 0.97;                         // of counts, a round
 constexpr double kPriorRounds = 2, kPriorKept = 0.7;    // before anything is known
+constexpr double kMostPrior = 6;                        // rounds more, from what is known of all streams
 constexpr int64_t kFewest = 2, kMostUntimed = 8;        // rounds of a try before it is judged, and without a time
 constexpr int64_t kShortWait = 8, kLongestWait = 1024;  // plain rounds between tries
 constexpr int64_t kLongestDrafting = 128;               // rounds of drafts between plain ones
@@ -64,7 +65,8 @@ double DraftPolicy::tokens(size_t stream, int32_t depth, bool hoped) const {
   for (int32_t i = 0; i < depth; ++i) {
     const auto at = static_cast<size_t>(i);
     common = (everyone_.kept[at] + kPriorRounds * common) / (everyone_.reached[at] + kPriorRounds);
-    const double n = own.reached[at] + kPriorRounds, p = (own.kept[at] + kPriorRounds * common) / n;
+    const double prior = kPriorRounds + std::min(kMostPrior, everyone_.reached[at] / 4);
+    const double n = own.reached[at] + prior, p = (own.kept[at] + prior * common) / n;
     chain *= hoped ? std::min(1.0, p + std::sqrt(p * (1 - p) / n)) : p;
     sum += chain;
   }
@@ -143,7 +145,7 @@ void DraftPolicy::observe(const DraftRound& round) {
 }
 
 void DraftPolicy::observe_plain(Width& w, const DraftRound& round, bool counts) {
-  if (last_depth_ > 0 && !round.recorded && w.depth[0].known()) {
+  if (last_depth_ > 0 && w.depth[0].known() && !(round.recorded && w.drafting)) {
     const double plain = w.depth[0].typical();
     pay(std::min(0.0, plain - round.ns), plain);
     if (!w.drafting) w.try_ns = try_.lost;
@@ -164,6 +166,7 @@ void DraftPolicy::observe_drafts(Width& w, const DraftRound& round) {
   }
   w.drafting = true;
   ++try_.rounds;
+  try_.untimed = w.depth[static_cast<size_t>(round.depth)].known() ? 0 : try_.untimed + 1;
   const double plain = w.depth[0].typical();
   if (round.recorded) {
     try_.recording_ns += std::max(0.0, round.ns - plain);
@@ -189,7 +192,7 @@ void DraftPolicy::pay(double saved, double plain) {
 bool DraftPolicy::goes_on(const Width& w, int32_t depth) const {
   if (credit_ <= 0) return false;
   if (try_.rounds < kFewest) return true;
-  if (!w.depth[static_cast<size_t>(depth)].known()) return try_.rounds < kMostUntimed;
+  if (!w.depth[static_cast<size_t>(depth)].known()) return try_.untimed < kMostUntimed;
   // Going on takes half the gain that drafts should bring, and that within chance, or chance would end what pays.
   double most = 0;
   for (int32_t d = 1; d <= options_.most; ++d)
@@ -199,6 +202,9 @@ bool DraftPolicy::goes_on(const Width& w, int32_t depth) const {
 
 void DraftPolicy::give_up(Width& w) {
   const bool paid = try_.worth > 0;
+  // Recordings are for rounds to come, which there are none of.
+  const double plain = w.depth[0].typical();
+  if (!paid) credit_ = std::max(credit_ - try_.recording_ns, -kMostCredit / 2 * plain);
   w.drafting = false;
   w.try_ns = try_.lost;
   w.wait = paid ? kShortWait : w.next_wait;

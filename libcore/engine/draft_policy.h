@@ -82,11 +82,11 @@ class DraftPolicy {
   // Rounds of drafts of the same streams since they were plain.
   struct Try {
     std::vector<size_t> ids;
-    std::vector<int64_t> tokens;  // that each of them got
-    int64_t rounds = 0;
-    double worth = 0;         // what it saved; below 0: cost
-    double lost = 0;          // of the most that it had saved
-    double recording_ns = 0;  // beside that, spent on recording
+    std::vector<int64_t> tokens;      // that each of them got
+    int64_t rounds = 0, untimed = 0;  // of these the last ones, at a depth whose time is not known
+    double worth = 0;                 // what it saved; below 0: cost
+    double lost = 0;                  // of the most that it had saved
+    double recording_ns = 0;          // beside that, spent on recording
   };
   using Ids = std::span<const size_t>;
   double expected_ns(const Width& width, int32_t depth) const;    // measured, or from what was

@@ -151,7 +151,7 @@ class Run {
     (any_prompt ? stats_.prompt_ns : stats_.decode_ns).push_back(verified - began + draft_ns_);
     if (drafting()) {
       const GraphCounters& graphs = engine_.graph_counters();
-      const int64_t before = std::exchange(recordings_, graphs.captures + graphs.failed);
+      const int64_t before = std::exchange(recordings_, graphs.captures + graphs.failed + graphs.firsts);
       if (!any_prompt) observe(stats_.decode_ns.back() - reporting, recordings_ != before);
       draft();
       draft_ns_ = now_ns() - verified;
