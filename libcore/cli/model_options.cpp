@@ -119,7 +119,7 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* rank
 }
 
 // Ranks of one model on one kind of backend, or none.
-void connect_ranks(const OpenedModel& m, Receipt& receipt) {
+void connect_ranks(OpenedModel& m, Receipt& receipt) {
   const std::string mine = fmt::format("{} on {}", m.digest, m.backend->name());
   const std::vector<std::string> all = m.ranks->channel().exchange(mine);
   for (size_t r = 1; r < all.size(); ++r)
@@ -127,8 +127,19 @@ void connect_ranks(const OpenedModel& m, Receipt& receipt) {
       throw Error(ErrorKind::Unsupported,
                   fmt::format("rank 0 runs checkpoint {}, rank {} {}; give every rank the same", all[0], r, all[r]));
   const bool cuda = m.backend->name() == "cuda";
+  const uint64_t free = free_device_bytes();
   m.ranks->connect(cuda);
-  if (cuda) receipt.set_effective("nccl", nccl_runtime_version(), "library");
+  if (!cuda) return;
+  receipt.set_effective("nccl", nccl_runtime_version(), "library");
+  // NCCL takes what it keeps with the first calls; until then a plan cannot count it.
+  const auto stream = m.backend->make_stream();
+  const int64_t ranks = m.ranks->communicator().world();
+  const Buffer memory = m.backend->allocate((ranks + 1) * 4, Space::Device);
+  const View words = memory.view(DType::F32, {ranks + 1, 1});
+  m.ranks->communicator().all_gather(*stream, words.rows(ranks, 1), words.rows(0, ranks));
+  m.ranks->communicator().broadcast(*stream, words.rows(0, 1), 0);
+  stream->synchronize();
+  m.exchange_bytes = free - std::min(free, free_device_bytes());
 }
 
 // The tensors, the config and the receipt's subject.
@@ -213,20 +224,21 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   load.shard = shard, load.pools.planner = planner_of(options);
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
-  if (limit == 0 && options.device < static_cast<int>(gpus.size())) limit = gpus[options.device].memory_bytes;
+  const int device = device_of(options, ranks);
+  if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   if (options.expert_lines != "auto") {
     load.pools.lines = parse_list(options.expert_lines).at(0);
-    return plan_memory(*source, config, load, engine, limit);
+    return plan_memory(*source, config, load, engine, limit, exchange_bytes);
   }
-  MemoryPlan plan = plan_lines(*source, config, load, engine, limit);
+  MemoryPlan plan = plan_lines(*source, config, load, engine, limit, exchange_bytes);
   if (ranks == nullptr) return plan;
   // The rank with the least room decides for all.
   constexpr int64_t kEveryExpert = INT64_MAX;
   const int64_t lines = ranks->communicator().minimum(plan.lines == 0 ? kEveryExpert : plan.lines);
   if (lines == kEveryExpert || lines == plan.lines) return plan;
   load.pools.lines = lines;
-  return plan_memory(*source, config, load, engine, limit);
+  return plan_memory(*source, config, load, engine, limit, exchange_bytes);
 }
 
 bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run) {
@@ -268,6 +280,7 @@ bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolR
                                    {"states_bytes", plan.states},
                                    {"scratch_bytes", plan.scratch},
                                    {"workspaces_bytes", plan.workspaces},
+                                   {"exchange_bytes", plan.exchange},
                                    {"limit_bytes", plan.limit},
                                    {"pinned_host_bytes", plan.host},
                                    {"pinned_host_pages_bytes", plan.host_pages}},

@@ -44,6 +44,7 @@ struct OpenedModel {
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
   Ranks* ranks = nullptr;                 // of --tp, connected; the run's
+  uint64_t exchange_bytes = 0;            // of device memory, measured when they connected
   int64_t expert_lines = 0;               // a layer, as plan() chose; 0: every expert on the device
   std::optional<MemoryPlan> memory_plan;  // of plan(), where it made one
 

@@ -41,19 +41,20 @@ struct Term {
   uint64_t bytes;
   const char* way_out;
 };
-std::array<Term, 5> terms(const MemoryPlan& p) {
+std::array<Term, 6> terms(const MemoryPlan& p) {
   return {{{"weights", p.weights, "take a pack of fewer bits"},
            {"expert lines", p.pools, "lower --expert-lines"},
            {"states and KV pages", p.states, "run fewer or shorter sequences, or lower --kv-device-tokens"},
            {"scratch", p.scratch, "lower --chunk-rows or run fewer sequences"},
-           {"workspaces", p.workspaces, "lower --chunk-rows or run fewer sequences"}}};
+           {"workspaces", p.workspaces, "lower --chunk-rows or run fewer sequences"},
+           {"exchange", p.exchange, "run fewer ranks"}}};
 }
 double gib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 }  // namespace
 
 MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, const LoadOptions& load,
-                       const EngineOptions& engine, uint64_t limit) {
+                       const EngineOptions& engine, uint64_t limit, uint64_t exchange) {
   CudaOptions options;
   options.plan = true;
   const auto backend = make_cuda_backend(options);
@@ -61,7 +62,7 @@ MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, co
   trusting.accept_raw_norms = true;  // their values are not looked at
   const HeadersOnly headers(source);
   MemoryPlan plan;
-  plan.limit = limit;
+  plan.limit = limit, plan.exchange = exchange;
   const Weights weights = Weights::load(headers, config, *backend, trusting);
   plan.weights = backend->device_bytes();
   plan.lines = load.pools.lines;
@@ -78,17 +79,17 @@ MemoryPlan plan_memory(const TensorSource& source, const ModelConfig& config, co
 }
 
 MemoryPlan plan_lines(const TensorSource& source, const ModelConfig& config, const LoadOptions& load,
-                      const EngineOptions& engine, uint64_t limit) {
+                      const EngineOptions& engine, uint64_t limit, uint64_t exchange) {
   LoadOptions with = load;
   with.pools.lines = 0;
-  const MemoryPlan resident = plan_memory(source, config, with, engine, limit);
+  const MemoryPlan resident = plan_memory(source, config, with, engine, limit, exchange);
   if (limit == 0 || resident.total() + kPlanReserve <= limit) return resident;
   with.pools.lines = 1;
-  const MemoryPlan least = plan_memory(source, config, with, engine, limit);
+  const MemoryPlan least = plan_memory(source, config, with, engine, limit, exchange);
   const uint64_t taken = least.total() - least.pools + kPlanReserve;
   const uint64_t room = limit > taken && least.pools > 0 ? (limit - taken) / least.pools : 0;
   with.pools.lines = std::min(config.experts / load.shard.world, static_cast<int64_t>(room));
-  return with.pools.lines <= 1 ? least : plan_memory(source, config, with, engine, limit);
+  return with.pools.lines <= 1 ? least : plan_memory(source, config, with, engine, limit, exchange);
 }
 
 std::string plan_text(const MemoryPlan& plan) {

@@ -114,6 +114,22 @@ TEST_CASE("memory plan: counts every term without a GPU and refuses a limit with
                        Error);
 }
 
+TEST_CASE("memory plan: what ranks talk through costs expert lines") {
+  if (cuda_runtime_version() == "none") return;
+  const ModelConfig config = ModelConfig::load(fixture("flashnext-tiny/config.json"));
+  const uint64_t limit = tiny_plan(planned_options(), 0).total() + kPlanReserve - 1;  // one byte short
+  const auto lines = [&](uint64_t exchange) {
+    return plan_lines(tiny_checkpoint(), config, {}, planned_options(), limit, exchange);
+  };
+  const MemoryPlan alone = lines(0);
+  REQUIRE(alone.lines > 4);
+  const uint64_t line = alone.pools / static_cast<uint64_t>(alone.lines);
+  const MemoryPlan ranks = lines(3 * line);
+  CHECK(ranks.lines <= alone.lines - 3);
+  CHECK(ranks.total() + kPlanReserve <= limit);
+  CHECK(plan_text(ranks).find("exchange") != std::string::npos);
+}
+
 TEST_CASE("cuda: a memory plan is what a run then uses, to the byte") {
   if (no_gpu()) return;
   const auto backend = make_cuda_backend();

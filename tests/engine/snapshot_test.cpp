@@ -121,8 +121,7 @@ TEST_CASE("snapshot: a file gives the snapshot back; damaged, cut and foreign on
   CHECK(back.states == snapshot.states);
   CHECK(engine->state().dump(engine->state().restore(back)) == engine->state().dump(slot));
 
-  std::ifstream in(file, std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  const std::string bytes = read_file(file);
   const auto refused = [&](const std::string& content, const SnapshotOwner& who, const char* word) {
     const auto bad = dir / "bad.fnxsnapshot";
     std::ofstream(bad, std::ios::binary) << content;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <regex>
 #include <set>
@@ -14,6 +13,7 @@
 #include "kernels/contract/lanes.h"
 #include "kernels/error.h"
 #include "kernels/float16.h"
+#include "tests/support/temp_dir.h"
 
 using namespace fnx;
 using namespace fnx::contract;
@@ -261,8 +261,7 @@ TEST_CASE("contract: every launch function of kernels/cuda has a record, or is p
   std::set<std::string> declared, recorded, known(launch_functions().begin(), launch_functions().end());
   for (const auto& entry : std::filesystem::directory_iterator(FNX_SOURCE_DIR "/kernels/cuda")) {
     if (entry.path().extension() != ".h") continue;
-    std::ifstream file(entry.path());
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    const std::string text = test::read_file(entry.path());
     for (std::sregex_iterator m(text.begin(), text.end(), launch), end; m != end; ++m) declared.insert((*m)[1]);
   }
   for (const auto& kernel : registry()) recorded.insert(kernel->record().id);

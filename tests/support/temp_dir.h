@@ -39,4 +39,10 @@ inline void write_file(const std::filesystem::path& path, std::string_view bytes
   if (!out) throw std::runtime_error("cannot write " + path.string());
 }
 
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error("cannot read " + path.string());
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 }  // namespace fnx::test

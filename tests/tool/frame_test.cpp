@@ -197,8 +197,7 @@ TEST_CASE("frame: records requested values, defaults and the environment default
 
 TEST_CASE("frame: keeps absolute paths and names out of the receipt when an error names one") {
   const RunResult run = probe({"--mode", "input", "--model", "/srv/private/pack"});
-  std::ifstream file(fs::path(run.receipt_dir) / (kTool + ".receipt.json"));
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string text = fnx::test::read_file(fs::path(run.receipt_dir) / (kTool + ".receipt.json"));
   CHECK(text.find("/srv/") == std::string::npos);
   CHECK(Json::parse(text)["run"]["error"] == "config.json: is missing; give --model");
 }

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <csignal>
-#include <fstream>
 #include <functional>
 
 #include "kernels/error.h"
@@ -21,11 +20,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string content(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // One run that chooses `expert` `times` times in layer 1.
 void run_once(const fs::path& folder, const ExpertIdentity& id, int32_t expert, int times) {
   ProfileRun run(folder, id);
@@ -35,10 +29,10 @@ void run_once(const fs::path& folder, const ExpertIdentity& id, int32_t expert, 
 
 void refused(const fs::path& file, const std::string& words) {
   CAPTURE(words);
-  const std::string before = content(file);
+  const std::string before = read_file(file);
   CHECK_THROWS_WITH_AS(ExpertProfile::load(file), doctest::Contains(words.c_str()), Error);
   CHECK_THROWS_WITH_AS(ExpertProfile::load(file), doctest::Contains(file.filename().c_str()), Error);
-  CHECK(content(file) == before);
+  CHECK(read_file(file) == before);
 }
 
 }  // namespace
@@ -144,7 +138,7 @@ TEST_CASE("expert_profile: refuses a profile of another checkpoint, rank, world 
   const ExpertIdentity id = make_identity();
   run_once(dir.path(), id, 0, 1);
   const fs::path file = ProfileRun(dir.path(), id).file();
-  const std::string before = content(file);
+  const std::string before = read_file(file);
   const auto other = [&](const char* words, const std::function<void(ExpertIdentity&)>& change) {
     CAPTURE(words);
     ExpertIdentity wanted = id;
@@ -155,7 +149,7 @@ TEST_CASE("expert_profile: refuses a profile of another checkpoint, rank, world 
     if (name != file) fs::copy_file(file, name);
     CHECK_THROWS_WITH_AS(ProfileRun(dir.path(), wanted), doctest::Contains(words), Error);
     CHECK_THROWS_WITH_AS(ProfileRun(dir.path(), wanted), doctest::Contains(name.filename().c_str()), Error);
-    CHECK(content(name) == before);
+    CHECK(read_file(name) == before);
   };
   other("checkpoint 0123456789abcdef0123456789abcdef, not ff",
         [](ExpertIdentity& i) { i.checkpoint = "ff34567890123456"; });
@@ -178,7 +172,7 @@ TEST_CASE("expert_profile: a run whose profile was damaged meanwhile fails and l
   run.count(0, std::vector<int32_t>{1});
   write_file(run.file(), "something else");
   CHECK_THROWS_WITH_AS(run.save(), doctest::Contains("no expert profile"), Error);
-  CHECK(content(run.file()) == "something else");
+  CHECK(read_file(run.file()) == "something else");
 }
 
 TEST_CASE("expert_profile: refuses empty, foreign, cut and damaged files by name") {
@@ -188,7 +182,7 @@ TEST_CASE("expert_profile: refuses empty, foreign, cut and damaged files by name
   p.count(2, std::vector<int32_t>{1, 2, 3});
   const fs::path good = dir / "good", bad = dir / "bad";
   p.save(good);
-  const std::string bytes = content(good);
+  const std::string bytes = read_file(good);
   CHECK(ExpertProfile::load(good).counts == p.counts);
 
   write_file(bad, "");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <fstream>
 #include <map>
 
 #include "kernels/error.h"
@@ -135,8 +134,7 @@ TEST_CASE("expert_trace: refuses cut, damaged and foreign files, and ids that ar
   const TempDir dir;
   const ExpertIdentity id = make_identity();
   write_trace(dir / "good", id, 3, 2, 1);
-  std::ifstream in(dir / "good", std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  const std::string bytes = read_file(dir / "good");
   for (size_t cut = 0; cut < bytes.size(); cut += 3) {
     write_file(dir / "bad", std::string_view(bytes).substr(0, cut));
     REQUIRE_THROWS_WITH_AS(RoutingTrace::load(dir / "bad"), doctest::Contains("bad"), Error);

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <fstream>
 #include <limits>
 
 #include "kernels/error.h"
@@ -15,15 +14,6 @@
 
 using namespace fnx;
 namespace fs = std::filesystem;
-
-namespace {
-
-std::string content(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-}  // namespace
 
 TEST_CASE("hash: gives the published digests of known inputs") {
   CHECK(sha256_hex("abc", 3) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -40,7 +30,7 @@ TEST_CASE("write_file_atomic: replaces the file a link names and leaves no tempo
   fs::create_symlink("real", dir / "link");
   write_file_atomic(dir / "link", "new");
   CHECK(fs::is_symlink(dir / "link"));
-  CHECK(content(dir / "real") == "new");
+  CHECK(test::read_file(dir / "real") == "new");
   CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 2);
   CHECK_THROWS_WITH_AS(write_file_atomic(dir.path(), "x"), doctest::Contains("Is a directory"), Error);
   CHECK_THROWS_AS(write_file_atomic(dir / "none/x", "x"), Error);
