@@ -204,7 +204,7 @@ void DraftPolicy::give_up(Width& w) {
   const bool paid = try_.worth > 0;
   // Recordings are for rounds to come, which there are none of.
   const double plain = w.depth[0].typical();
-  if (!paid) credit_ = std::max(credit_ - try_.recording_ns, -kMostCredit / 2 * plain);
+  if (!paid) credit_ -= std::min(try_.recording_ns, kMostCredit * plain);
   w.drafting = false;
   w.try_ns = try_.lost;
   w.wait = paid ? kShortWait : w.next_wait;
