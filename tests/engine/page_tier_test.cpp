@@ -71,7 +71,7 @@ void tier_changes_nothing(On on, DType kv) {
 
 // With experts in host memory too, planned on either side; rounds planned on a device are recorded.
 void tier_beside_pools(On on) {
-  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 300, 90, 20);
+  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 300, 90, 32);
   const DType kv = backend_on(on).kv_dtype();
   for (const int32_t drafts : {0, 3}) {
     const Outcome resident = run(tiny_weights(on), backend_on(on), kv, requests, {0, 3, 40, drafts});
