@@ -101,8 +101,7 @@ int device_of(const ModelOptions& o, const Ranks* ranks) {
   return o.device + ranks->place().local_rank;
 }
 
-std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* ranks, Receipt& receipt) {
-  const int device = o.backend == "cpu" ? 0 : device_of(o, ranks);
+std::unique_ptr<Backend> choose_backend(const ModelOptions& o, int device, Receipt& receipt) {
   const std::string problem = o.backend == "cpu" ? "" : cuda_problem(device);
   if (o.backend == "cuda" && !problem.empty())
     throw Error(ErrorKind::Unsupported, fmt::format("--backend cuda: {}; or use --backend cpu", problem));
@@ -191,7 +190,8 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   m.ranks = run.start_ranks(options.tp);
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
-  m.backend = choose_backend(options, m.ranks, run.receipt());
+  m.device = device_of(options, m.ranks);
+  m.backend = choose_backend(options, m.device, run.receipt());
   if (m.ranks != nullptr) connect_ranks(m, run.receipt());
   return m;
 }
@@ -224,7 +224,6 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   load.shard = shard, load.pools.planner = planner_of(options);
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
-  const int device = device_of(options, ranks);
   if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   if (options.expert_lines != "auto") {

@@ -43,6 +43,7 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
+  int device = 0;                         // number of this rank's GPU, where the backend runs on one
   Ranks* ranks = nullptr;                 // of --tp, connected; the run's
   uint64_t exchange_bytes = 0;            // of device memory, measured when they connected
   int64_t expert_lines = 0;               // a layer, as plan() chose; 0: every expert on the device
