@@ -116,6 +116,11 @@ int32_t DraftPolicy::decide(std::span<const DraftStream> streams) const {
   return depth <= least ? depth : 0;  // shapes that only the last rounds of a stream have would be recorded for them
 }
 
+int64_t DraftPolicy::plain_ahead(size_t streams) const {
+  const auto it = widths_.find(streams);
+  return it == widths_.end() ? 0 : std::max<int64_t>(0, std::max(it->second.plain_due, it->second.wait) - 1);
+}
+
 // One that was not seen yet waits as long as its neighbour.
 DraftPolicy::Width& DraftPolicy::width(size_t streams) {
   const auto after = widths_.lower_bound(streams);
