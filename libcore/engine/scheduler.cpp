@@ -264,6 +264,7 @@ class Run {
     if (any_prompt || plain_ahead_ == 0 || active_.size() != streams_.size()) return false;
     if (std::any_of(active_.begin(), active_.end(), [](const Active& a) { return a.end.has_value(); })) return false;
     --plain_ahead_;
+    for (Active& a : active_) --a.left;
     return true;
   }
 
