@@ -159,6 +159,9 @@ void DraftPolicy::observe_plain(Width& w, const DraftRound& round, bool counts) 
   }
   if (w.plain_due > 0) --w.plain_due;
   if (w.wait > 0 && (w.wait > 1 || w.depth[0].known())) --w.wait;
+  // Without credit for a try: until there is some, at the share that plain rounds give.
+  const double plain = w.depth[0].typical(), missing = kLeastCredit * plain - credit_;
+  if (w.wait == 0 && !w.drafting && missing > 0) w.wait = 1 + static_cast<int64_t>(missing / (kShare * plain));
 }
 
 void DraftPolicy::observe_drafts(Width& w, const DraftRound& round) {
