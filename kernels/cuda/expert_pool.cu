@@ -16,7 +16,7 @@ constexpr uint32_t kTouchWeight = 256;  // of the rule
 using Word = unsigned long long;
 
 struct PlanShared {
-  int first[kMostExperts];                          // of each expert: its first choice
+  int first[kMostExperts], line_of[kMostExperts];   // of each expert: its first choice, its line
   int request[kMostExperts], misses[kMostExperts];  // in order
   int held[kMostExperts], was[kMostExperts];        // of each line: its expert, now and before the plan
   int next[kMostExperts];                           // of each line: the expert that fills it in this wave, or -1
@@ -24,6 +24,8 @@ struct PlanShared {
   uint64_t touched[kMostExperts];                   // of each line's expert
   uint8_t kept[kMostExperts];                       // of each line: its expert is protected
   int warps[kPlanWarps];
+  int foreseen[PoolStage::kForeseen];
+  unsigned places;  // of those foreseen, that the plan wants
   Word evictions, placed_bytes, in_place, in_place_bytes;
 };
 
@@ -57,18 +59,32 @@ __device__ __forceinline__ void serve(Exl3Expert& entry, const PooledExpert& exp
   entry.down.trellis = reinterpret_cast<const uint16_t*>(at + expert.down);
 }
 
+// The place of the state's expert among those foreseen, -1 without one.
+__device__ __forceinline__ int place_of(const int32_t* ids, int count, int expert) {
+  for (int i = 0; i < count; ++i)
+    if (ids[i] == expert) return i;
+  return -1;
+}
+
 // One block. Only plans write a state, and other launches lie between two plans: what it holds is read early.
 __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExpertsParams p) {
   __shared__ PlanShared s;
   const PoolState& t = p.state;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  for (int e = tid; e < t.experts; e += kPlanThreads) s.first[e] = INT_MAX;
-  for (int l = tid; l < t.lines; l += kPlanThreads) s.held[l] = s.was[l] = t.expert_of[l], s.kept[l] = 0;
-  if (tid == 0) s.evictions = s.placed_bytes = s.in_place = s.in_place_bytes = 0;
-  const uint64_t clock = t.words->clock, since = t.words->since_decay;
+  const ForeseenExperts& f = p.foreseen;
+  const uint64_t clock = t.words->clock, since = t.words->since_decay, halvings = since / p.decay_touches;
+  for (int e = tid; e < t.experts; e += kPlanThreads) s.first[e] = INT_MAX, s.line_of[e] = t.line_of[e];
+  for (int l = tid; l < t.lines; l += kPlanThreads) {
+    const int e = t.expert_of[l];
+    s.held[l] = s.was[l] = e, s.kept[l] = 0;
+    if (e < 0) continue;
+    s.count[l] = !p.counts || halvings > 31 ? 0 : t.count[e] >> halvings;
+    s.touched[l] = t.touched[e];
+  }
+  if (tid < f.count) s.foreseen[tid] = f.ids[tid] - f.first;
+  if (tid == 0) s.places = 0, s.evictions = s.placed_bytes = s.in_place = s.in_place_bytes = 0;
   __syncthreads();
   wait_previous();
-  if (tid == 0 && p.foreseen.ids != nullptr) *p.foreseen.stage.ended = 1;
 
   const int k = static_cast<int>(p.k), choices = static_cast<int>(p.rows) * k;
   const auto choice = [&](int i) { return p.ids[int64_t{i / k} * p.columns + i % k]; };
@@ -81,7 +97,6 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
     if (const int id = choice(i); id >= 0 && id < t.all) atomicAdd(reinterpret_cast<Word*>(t.heat + id), Word{1});
     if (const int e = number(i); e >= 0) atomicMin(&s.first[e], i);
   }
-  const uint64_t halvings = since / p.decay_touches;
   if (halvings > 0)
     for (int e = tid; e < t.experts; e += kPlanThreads) t.count[e] = halvings > 31 ? 0 : t.count[e] >> halvings;
   __syncthreads();
@@ -95,13 +110,35 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   for (int i = tid; i < distinct; i += kPlanThreads) {
     const int e = s.request[i];
     t.count[e] += kTouchWeight, t.touched[e] = clock + i + 1;
-    if (const int l = t.line_of[e]; l >= 0) s.kept[l] = 1;
+    if (const int l = s.line_of[e]; l >= 0) {
+      s.kept[l] = 1, s.touched[l] = clock + i + 1;
+      if (p.counts) s.count[l] += kTouchWeight;
+    }
   }
   const int misses = compact(
-      s.warps, distinct, [&](int i) { return t.line_of[s.request[i]] < 0; },
+      s.warps, distinct, [&](int i) { return s.line_of[s.request[i]] < 0; },
       [&](int i, int place) { s.misses[place] = s.request[i]; });
-  for (int l = tid; l < t.lines; l += kPlanThreads)
-    if (const int e = s.held[l]; e >= 0) s.count[l] = p.counts ? t.count[e] : 0, s.touched[l] = t.touched[e];
+  if (f.ids != nullptr) {
+    // A request beyond the lines may drive its own misses out again: nothing is ordered then.
+    StageOrder& order = *f.stage.order;
+    const int others = compact(
+        s.warps, distinct <= t.lines ? misses : 0,
+        [&](int i) {
+          const int place = place_of(s.foreseen, f.count, s.misses[i]);
+          if (place >= 0) atomicOr(&s.places, 1u << place);
+          return place < 0;
+        },
+        [&](int i, int place) {
+          if (place < StageOrder::kMost) order.experts[place] = s.misses[i];
+        });
+    if (tid < StageOrder::kMost) __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+      order.places = s.places, order.count = min(others, StageOrder::kMost);
+      __threadfence();
+      *static_cast<volatile int32_t*>(&order.given) = 1;
+    }
+  }
   __syncthreads();
 
   int waves = 0, kept = distinct - misses;
@@ -133,10 +170,10 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
       const int e = s.next[l];
       if (e < 0) continue;
       if (const int old = s.held[l]; old >= 0) {
-        t.line_of[old] = -1;
+        t.line_of[old] = s.line_of[old] = -1;
         atomicAdd(&s.evictions, Word{1});
       }
-      s.held[l] = e, t.line_of[e] = l;
+      s.held[l] = e, t.line_of[e] = s.line_of[e] = l;
       s.count[l] = p.counts ? t.count[e] : 0, s.touched[l] = t.touched[e];
     }
     ++waves, done += fills;
@@ -148,7 +185,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   __syncthreads();
 
   for (int i = tid; i < distinct; i += kPlanThreads)
-    if (const int e = s.request[i]; t.line_of[e] < 0) {
+    if (const int e = s.request[i]; s.line_of[e] < 0) {
       atomicAdd(&s.in_place, Word{1});
       atomicAdd(&s.in_place_bytes, static_cast<Word>(p.homes[e].bytes));
     }
@@ -174,116 +211,188 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
 }
 
 // Enough loads on their way to fill the link several times over.
-constexpr int kFillThreads = 256, kFillBlocks = 128, kFillLoads = 4;
+constexpr int kFillThreads = 256, kFillBlocks = 264;
 
-// The place of the state's expert among those foreseen, -1 without one.
-__device__ __forceinline__ int place_of(const ForeseenExperts& f, int expert) {
-  for (int i = 0; i < f.count; ++i)
-    if (f.ids[i] - f.first == expert) return i;
-  return -1;
-}
-
-// Grid: kFillBlocks. Every block copies its part of each expert.
+// Grid: kFillBlocks. Blocks take the pieces of all copies in turn.
 __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
-  constexpr int kTogether = 64;  // copies whose addresses are looked up at once
-  __shared__ const uint4* from[kTogether];
-  __shared__ uint4* to[kTogether];
-  __shared__ int64_t words[kTogether];
-  __shared__ const uint4* staged[kTogether];
-  __shared__ const uint8_t* there[kTogether];  // of each piece; null: the stage has none of the expert
-  constexpr int64_t kPieceWords = PoolStage::kPiece / 16;
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads;
+  static_assert(PoolStage::kPlaces == 32, "a lane a place");
+  const ForeseenExperts& f = p.foreseen;
+  const PoolStage& stage = f.stage;
+  const int tid = threadIdx.x, lane = tid % 32, other = lane - PoolStage::kForeseen;
+  const int pieces = static_cast<int>(PoolStage::pieces_of(p.line_bytes));
   wait_previous();
-  const int count = *p.state.fill_count;
-  constexpr int64_t kStep = int64_t{kFillBlocks} * kFillThreads;
-  const int64_t first = int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
+  const int all = *p.state.fill_count * pieces;
+  int held = -1;  // at the lane's place of the stage
+  if (f.ids != nullptr && lane < f.count) held = f.ids[lane] - f.first;
+  if (f.ids != nullptr && other >= 0 && other < stage.order->count) held = stage.order->experts[other];
   Word copied = 0, taken = 0;
-  for (int start = 0; start < count; start += kTogether) {
-    const int some = min(kTogether, count - start);
-    __syncthreads();
-    if (threadIdx.x < some) {
-      const int2 fill = reinterpret_cast<const int2*>(p.state.fills)[start + threadIdx.x];
-      const PooledExpert& e = p.homes[fill.y];
-      from[threadIdx.x] = reinterpret_cast<const uint4*>(e.home);
-      to[threadIdx.x] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
-      words[threadIdx.x] = e.bytes / 16;
-      const PoolStage& stage = p.foreseen.stage;
-      const int place = place_of(p.foreseen, fill.y);
-      staged[threadIdx.x] = reinterpret_cast<const uint4*>(stage.lines + place * stage.line_bytes);
-      there[threadIdx.x] = place < 0 ? nullptr : stage.there + place * stage.pieces;
-    }
-    __syncthreads();
-    for (int f = 0; f < some; ++f)
-      for (int64_t i = first; i < words[f]; i += kFillLoads * kStep) {
-        uint4 v[kFillLoads];
+  for (int i = blockIdx.x; i < all; i += static_cast<int>(gridDim.x)) {
+    const int2 fill = reinterpret_cast<const int2*>(p.state.fills)[i / pieces];
+    const int64_t first = int64_t{i % pieces} * kPieceWords, left = p.homes[fill.y].bytes / 16 - first;
+    if (left <= 0) continue;
+    const int place = __ffs(__ballot_sync(kFullWarp, held == fill.y)) - 1;
+    const bool near = place >= 0 && stage.there[place * stage.pieces + i % pieces] != 0;
+    const std::byte* from = near ? stage.lines + place * stage.line_bytes : p.homes[fill.y].home;
+    uint4* to = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
+    uint4 v[kLoads];
 #pragma unroll
-        for (int k = 0; k < kFillLoads; ++k) {
-          const int64_t at = i + k * kStep;
-          if (at >= words[f]) continue;
-          const bool near = there[f] != nullptr && there[f][at / kPieceWords] != 0;
-          v[k] = __ldcs((near ? staged[f] : from[f]) + at);
-          taken += near ? 16 : 0;
-        }
+    for (int k = 0; k < kLoads; ++k)
+      if (tid + k * kFillThreads < left)
+        v[k] = __ldcs(reinterpret_cast<const uint4*>(from) + first + tid + k * kFillThreads);
 #pragma unroll
-        for (int k = 0; k < kFillLoads; ++k)
-          if (i + k * kStep < words[f]) to[f][i + k * kStep] = v[k], copied += 16;
-      }
+    for (int k = 0; k < kLoads; ++k)
+      if (tid + k * kFillThreads < left) to[first + tid + k * kFillThreads] = v[k];
+    const Word bytes = 16 * (left < kPieceWords ? left : kPieceWords);
+    copied += bytes, taken += near ? bytes : 0;
   }
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) {
-    copied += __shfl_xor_sync(kFullWarp, copied, d);
-    taken += __shfl_xor_sync(kFullWarp, taken, d);
-  }
-  if (threadIdx.x % 32 == 0 && copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
-  if (threadIdx.x % 32 == 0 && taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
-  if (blockIdx.x == 0 && threadIdx.x == 0 && p.foreseen.ids != nullptr) *p.foreseen.stage.ended = 0;
+  if (tid > 0) return;
+  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
+  if (taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
+  if (blockIdx.x == 0 && f.ids != nullptr) stage.order->given = 0;
 }
 
-// What is on its way when a plan ends the copies is little; it fills the link all the same.
-constexpr int kAheadBlocks = 16;
+// Their loads fill the link, and what is on its way when the order comes is little. Few blocks, because each
+// multiprocessor that has one holds fewer of the kernels beside them.
+constexpr int kAheadBlocks = 8, kAheadSlots = 5;
+constexpr uint64_t kPatience = 2'000'000;  // ns
 
-// Grid: kAheadBlocks. Block b copies pieces b, b + kAheadBlocks, .. of each place.
-__global__ void __launch_bounds__(kFillThreads) fill_foreseen_kernel(FillForeseenParams p) {
-  constexpr int kPieceLoads = PoolStage::kPiece / 16 / kFillThreads;
-  __shared__ const uint4* from[PoolStage::kPlaces];
-  __shared__ int64_t words[PoolStage::kPlaces];
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Copies of up to kPiece bytes through shared memory, several on their way; of one thread.
+struct PieceCopies {
+  struct Slot {
+    std::byte* to;
+    uint64_t loaded;  // a barrier
+    uint32_t bytes;
+  };
+  struct Memory {
+    alignas(128) std::byte pieces[kAheadSlots][PoolStage::kPiece];
+    Slot slots[kAheadSlots];
+  };
+  static constexpr int kLoads = kAheadSlots - 1;  // the other slot is read by a store
+  Memory& m;
+  int issued = 0, stored = 0;
+
+  static __device__ __forceinline__ uint32_t address(const void* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  }
+  __device__ __forceinline__ PieceCopies(Memory& memory, bool mine) : m(memory) {
+    if (!mine) return;
+    for (Slot& s : m.slots) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&s.loaded)) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  // Waits for the oldest load and sends it on.
+  __device__ __forceinline__ void store() {
+    const Slot& s = m.slots[stored % kAheadSlots];
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(address(&s.loaded)),
+        "r"(stored / kAheadSlots & 1)
+        : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(s.to),
+                 "r"(address(m.pieces[stored % kAheadSlots])), "r"(s.bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    ++stored;
+  }
+  __device__ __forceinline__ void copy(const std::byte* from, std::byte* to, uint32_t bytes) {
+    if (issued - stored == kLoads) store();
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kAheadSlots - kLoads) : "memory");
+    Slot& s = m.slots[issued % kAheadSlots];
+    s.to = to, s.bytes = bytes;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(&s.loaded)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     address(m.pieces[issued % kAheadSlots])),
+                 "l"(from), "r"(bytes), "r"(address(&s.loaded))
+                 : "memory");
+    ++issued;
+  }
+  __device__ __forceinline__ void finish() {
+    while (stored < issued) store();
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+};
+
+// Grid: kAheadBlocks, a warp each, of which one thread copies. The pieces of each place are dealt to the blocks in
+// turn, each place's from another block on.
+__global__ void __launch_bounds__(32) fill_foreseen_kernel(FillForeseenParams p) {
+  __shared__ PieceCopies::Memory memory;
+  __shared__ const std::byte* from[PoolStage::kPlaces];
+  __shared__ int64_t bytes[PoolStage::kPlaces];  // to copy
+  const int lane = threadIdx.x, blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const ForeseenExperts& f = p.foreseen;
-  const int tid = threadIdx.x;
+  const PoolStage& stage = f.stage;
   wait_previous();
   // Lines may change meanwhile: this only decides what is worth a copy.
-  if (tid < f.count) {
-    const int e = f.ids[tid] - f.first;
-    const bool lacks = e >= 0 && e < p.state.experts && place_of(f, e) == tid && p.state.line_of[e] < 0;
-    from[tid] = lacks ? reinterpret_cast<const uint4*>(p.homes[e].home) : nullptr;
-    words[tid] = lacks ? p.homes[e].bytes / 16 : 0;
-  }
-  __syncthreads();
-  const int each = (static_cast<int>(f.stage.pieces) + kAheadBlocks - 1) / kAheadBlocks, all = f.count * each;
-  const auto piece = [&](int i) { return i % each * kAheadBlocks + static_cast<int>(blockIdx.x); };
-  const auto mark = [&](int i, bool there) {
-    if (piece(i) < f.stage.pieces) f.stage.there[i / each * f.stage.pieces + piece(i)] = there;
+  int e = lane < f.count ? f.ids[lane] - f.first : -1;
+  const bool lacks =
+      e >= 0 && e < p.state.experts && place_of(f.ids, f.count, e + f.first) == lane && p.state.line_of[e] < 0;
+  from[lane] = lacks ? p.homes[e].home : nullptr, bytes[lane] = lacks ? p.homes[e].bytes : 0;
+  const unsigned lacked = __ballot_sync(kFullWarp, lacks);
+  // The block's first piece of a place.
+  const auto first_piece = [&](int place) { return (block + 5 * place) % blocks; };
+  for (int place = 0; place < PoolStage::kPlaces; ++place)
+    for (int at = first_piece(place) + blocks * lane; at < stage.pieces; at += blocks * 32)
+      stage.there[place * stage.pieces + at] = 0;
+  __syncwarp();
+  const auto given = [&] { return *static_cast<volatile int32_t*>(&stage.order->given); };
+
+  int last_place = 0, last_at = 0, state = 0;  // where the order found the copies
+  Word ahead = 0, chosen = 0, experts = 0;
+  PieceCopies copies(memory, lane == 0);
+  const auto copy = [&](int place, int at) {
+    const int64_t first = at * PoolStage::kPiece, left = bytes[place] - first;
+    const auto n = static_cast<uint32_t>(left < PoolStage::kPiece ? left : PoolStage::kPiece);
+    copies.copy(from[place] + first, stage.lines + place * stage.line_bytes + first, n);
+    stage.there[place * stage.pieces + at] = 1;
+    return n;
   };
-  Word copied = 0, experts = 0;
-  for (int i = 0; i < all; ++i) {
-    const int place = i / each;
-    const int64_t first = int64_t{piece(i)} * (PoolStage::kPiece / 16), left = words[place] - first;
-    if (left > 0 && __syncthreads_or(tid == 0 && *static_cast<volatile int32_t*>(f.stage.ended) != 0)) {
-      for (int rest = i + tid; rest < all; rest += kFillThreads) mark(rest, false);
-      break;
+  if (lane == 0) {
+    int seen = given();  // a piece ago, so that nothing waits for it
+    for (last_place = 0; last_place < f.count && state == 0; last_place += state == 0) {
+      for (last_at = first_piece(last_place); last_at * PoolStage::kPiece < bytes[last_place]; last_at += blocks) {
+        state = seen;
+        if (state != 0) break;
+        seen = given();
+        ahead += copy(last_place, last_at), experts += last_at == 0;
+      }
     }
-    uint4 v[kPieceLoads];
-#pragma unroll
-    for (int k = 0; k < kPieceLoads; ++k)
-      if (tid + k * kFillThreads < left) v[k] = __ldcs(from[place] + first + tid + k * kFillThreads);
-#pragma unroll
-    for (int k = 0; k < kPieceLoads; ++k)
-      if (tid + k * kFillThreads < left)
-        reinterpret_cast<uint4*>(f.stage.lines + place * f.stage.line_bytes)[first + tid + k * kFillThreads] = v[k];
-    if (tid > 0) continue;
-    mark(i, left > 0);
-    if (left > 0) copied += 16 * (left < PoolStage::kPiece / 16 ? left : PoolStage::kPiece / 16), experts += first == 0;
+    const uint64_t start = nanoseconds();
+    while (given() == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
+    state = given();
+    __threadfence();
   }
-  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->ahead_bytes), copied);
-  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->ahead), experts);
+  if (__shfl_sync(kFullWarp, state, 0) != 0) {
+    const volatile StageOrder& order = *stage.order;
+    const int other = lane - PoolStage::kForeseen;
+    if (other >= 0) e = other < order.count ? order.experts[other] : -1;
+    const bool wanted = e >= 0 && (other >= 0 || (order.places >> lane & 1) != 0);
+    if (wanted) from[lane] = p.homes[e].home;
+    bytes[lane] = wanted ? p.homes[e].bytes : 0;
+    __syncwarp();
+    for (int place = 0; lane == 0 && place < PoolStage::kPlaces; ++place) {
+      int at = first_piece(place);
+      if (place < last_place && (lacked >> place & 1) != 0) continue;  // all there
+      if (place == last_place && (lacked >> place & 1) != 0) at = last_at;
+      for (; at * PoolStage::kPiece < bytes[place]; at += blocks) chosen += copy(place, at);
+    }
+  }
+  if (lane > 0) return;
+  copies.finish();
+  PoolWords& w = *p.state.words;
+  if (ahead > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead_bytes), ahead);
+  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead), experts);
+  if (chosen > 0) atomicAdd(reinterpret_cast<Word*>(&w.chosen_bytes), chosen);
 }
 
 void check_state(const char* kernel, const PoolState& s, const void* lines, int64_t line_bytes) {
@@ -296,7 +405,7 @@ void check_state(const char* kernel, const PoolState& s, const void* lines, int6
 }
 
 void check_foreseen(const char* kernel, const ForeseenExperts& f) {
-  require(f.count >= 0 && f.count <= PoolStage::kPlaces, kernel, "up to 16 experts foreseen", {f.count});
+  require(f.count >= 0 && f.count <= PoolStage::kForeseen, kernel, "up to 16 experts foreseen", {f.count});
   require(f.ids == nullptr || (f.stage.line_bytes > 0 && f.stage.line_bytes % 16 == 0 && aligned16({f.stage.lines})),
           kernel, "a stage of lines of a multiple of 16 bytes that begins at one (bytes)", {f.stage.line_bytes});
 }
@@ -321,7 +430,7 @@ void fill_planned(const FillPlannedParams& p, cudaStream_t stream) {
 void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream) {
   check_state("fill_foreseen", p.state, p.foreseen.stage.lines, p.foreseen.stage.line_bytes);
   check_foreseen("fill_foreseen", p.foreseen);
-  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, kFillThreads, 0, stream, p);
+  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, 32, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

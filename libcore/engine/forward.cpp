@@ -66,7 +66,6 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
 
   const MoeLayer& m = layer.moe;
   ops.hc_mix(s, layer.mlp_hc.ops, attn, stack, u, mlp.inj);
-  const Foreseen next = foresee(layer, stack);
   const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
   const auto narrowed = [&](View v) {
     v.shape[1] = columns;
@@ -76,6 +75,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
+  const Foreseen next = foresee(layer, stack);  // beside the plan, which needs less of the device than the router
   run_experts(layer, u, ids, slots, next);
   if (slots_) report_slots(layer, ids, slots);
   View shared;
@@ -119,19 +119,26 @@ Foreseen Engine::foresee(const Layer& layer, const View& stack) {
   if (reserving_ || !foresight_ || !weights_.pools->looks_ahead() || stack.shape[0] > kMostForeseen ||
       l + 1 >= config().layers())
     return {};
-  const View ids = a_.next_ids[static_cast<size_t>(l % 2)].rows(0, stack.shape[0]);
+  const auto turn = static_cast<size_t>(l % 2);
+  const View ids = foreseen_rows(a_.next_ids[turn], stack.shape[0]);
   backend_.record(*stream_, *stack_mixed_);
   backend_.wait(*foresight_, *stack_mixed_);
   launch_foresight(weights_.layers[static_cast<size_t>(l + 1)], stack, ids);
   backend_.record(*foresight_, *foreseen_);
-  return {ids, a_.stage, weights_.pools->line_bytes()};
+  return {ids, a_.stages[turn], weights_.pools->line_bytes()};
+}
+
+View Engine::foreseen_rows(const View& v, int64_t rows) const {
+  const int64_t each = std::min<int64_t>(PoolStage::kForeseen / rows, config().experts_per_token);
+  return v.rows(0, rows * each).reshape({rows, each});
 }
 
 void Engine::launch_foresight(const Layer& next, const View& stack, const View& ids) {
   const auto rows = [&](const View& v) { return v.rows(0, stack.shape[0]); };
   backend_.hc_mix(*foresight_, next.mlp_hc.ops, {}, stack, rows(a_.next_u), rows(a_.next_inj));
   backend_.linear(*foresight_, *next.moe.router, rows(a_.next_u), rows(a_.next_router));
-  backend_.router(*foresight_, config().normalise_top_k, rows(a_.next_router), ids, rows(a_.next_weights));
+  backend_.router(*foresight_, config().normalise_top_k, rows(a_.next_router), ids,
+                  foreseen_rows(a_.next_weights, stack.shape[0]));
 }
 
 void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next) {
