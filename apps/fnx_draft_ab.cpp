@@ -44,7 +44,7 @@ struct Options {
   ModelOptions model;
   std::string sequences = "1,2,4,8", texts = "code,chat,prose", sampling = "greedy,seeded";
   int64_t max_tokens = 192, chunk_rows = 256;
-  int pairs = kFewestPairs, warmup = 3;
+  int pairs = kFewestPairs, warmup = 2;
   std::vector<std::string> gates;
 
   void add(CLI::App& app) {
@@ -65,7 +65,7 @@ struct Options {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     add_pairs(app, pairs);
-    app.add_option("--warmup", warmup, "Runs of each arm before the pairs")
+    app.add_option("--warmup", warmup, "Runs of each arm before those of a pair")
         ->check(CLI::Range(0, 1000))
         ->capture_default_str();
     app.add_option("--gate", gates, "Limit, like ratio>=1 or chat/c1/greedy/ratio>=1.2")->type_name("NAME>=VALUE");
@@ -86,8 +86,7 @@ struct RunOf {
   SchedulerStats stats;
 };
 
-// One arm of a cell: an engine of its own, so that its graphs live from run to run, what it learns of drafts likewise;
-// and its samples.
+// One arm of a cell: what it learns of drafts lives from run to run; its engine, whose graphs do, is that of a pair.
 struct Arm {
   std::unique_ptr<Engine> engine;
   DraftOptions draft;
@@ -96,6 +95,7 @@ struct Arm {
   std::vector<double> ns_per_token;
   int64_t other_tokens = 0;  // timed runs whose tokens differ from the reference run's
   int64_t drafted = 0, kept = 0, rounds = 0;
+  GraphCounters graphs;  // of the engines of all pairs
   std::array<int64_t, kMostDrafts + 1> depths{};
   std::array<std::vector<double>, kMostDrafts + 1> round_ns;  // by depth
 };
@@ -188,42 +188,60 @@ class DraftAb {
     return out;
   }
 
+  std::unique_ptr<Engine> make_engine(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
+    EngineOptions eo;
+    eo.state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
+    eo.state.kv_dtype = model_.backend->kv_dtype();
+    eo.state.draft_head = arm == 1, eo.state.trials = arm == 1 ? draft_.most : 0;
+    size_t longest = 1;
+    for (const Request& r : work) longest = std::max(longest, r.prompt.size());
+    eo.max_rows =
+        cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + eo.state.trials);
+    eo.graphs = o_.model.graph == "on";
+    return std::make_unique<Engine>(*weights_[arm], *model_.backend, eo);
+  }
+
+  // One timed run. False when a signal ended it.
+  bool sample(Arm& arm, const std::vector<Request>& work) {
+    const RunOf got = run(arm, work, false);
+    if (run_.stopping()) return false;
+    arm.other_tokens += got.tokens != arm.reference.tokens;
+    arm.ns_per_token.push_back(got.ns / static_cast<double>(got.stats.decode_rows));
+    arm.drafted += got.stats.drafted, arm.kept += got.stats.drafts_kept;
+    for (const DraftRound& r : got.stats.draft_rounds) {
+      arm.rounds += static_cast<int64_t>(r.streams.size());
+      ++arm.depths[static_cast<size_t>(r.depth)];
+      arm.round_ns[static_cast<size_t>(r.depth)].push_back(r.ns);
+    }
+    const GraphCounters g = arm.engine->graph_counters();
+    arm.graphs.captures += g.captures, arm.graphs.replays += g.replays;
+    arm.graphs.eager += g.eager, arm.graphs.failed += g.failed;
+    return true;
+  }
+
   // False when a signal ended it.
   bool run_cell(const Cell& cell) {
     const std::vector<Request> work = requests(cell);
     std::array<Arm, 2> arms;
+    arms[1].draft = draft_;
     for (size_t a = 0; a < arms.size(); ++a) {
-      EngineOptions eo;
-      eo.state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
-      eo.state.kv_dtype = model_.backend->kv_dtype();
-      eo.state.draft_head = a == 1, eo.state.trials = a == 1 ? draft_.most : 0;
-      size_t longest = 1;
-      for (const Request& r : work) longest = std::max(longest, r.prompt.size());
-      eo.max_rows =
-          cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + eo.state.trials);
-      eo.graphs = o_.model.graph == "on";
-      if (a == 1) arms[a].draft = draft_;
       arms[a].policy = std::make_unique<DraftPolicy>(arms[a].draft);
-      arms[a].engine = std::make_unique<Engine>(*weights_[a], *model_.backend, eo);
+      arms[a].engine = make_engine(cell, work, a);
       arms[a].reference = run(arms[a], work, true);
     }
     const bool equal = !run_.stopping() && compare(cell, arms);
-    for (int i = 0; i < o_.warmup && equal; ++i)
-      for (Arm& arm : arms) run(arm, work, false);
-    for (int pair = 0; pair < o_.pairs && equal; ++pair)
+    for (int pair = 0; pair < o_.pairs && equal; ++pair) {
+      // Where an engine's memory lies changes its times: every pair makes its own, each arm's first in two of four.
+      for (Arm& arm : arms) arm.engine.reset();
       for (int turn = 0; turn < 2; ++turn) {
-        Arm& arm = arms[static_cast<size_t>((pair + turn) % 2)];
-        const RunOf sample = run(arm, work, false);
-        if (run_.stopping()) return false;
-        arm.other_tokens += sample.tokens != arm.reference.tokens;
-        arm.ns_per_token.push_back(sample.ns / static_cast<double>(sample.stats.decode_rows));
-        arm.drafted += sample.stats.drafted, arm.kept += sample.stats.drafts_kept;
-        for (const DraftRound& r : sample.stats.draft_rounds) {
-          arm.rounds += static_cast<int64_t>(r.streams.size());
-          ++arm.depths[static_cast<size_t>(r.depth)];
-          arm.round_ns[static_cast<size_t>(r.depth)].push_back(r.ns);
-        }
+        const auto a = static_cast<size_t>((pair / 2 + turn) % 2);
+        arms[a].engine = make_engine(cell, work, a);
       }
+      for (int i = 0; i < o_.warmup; ++i)
+        for (Arm& arm : arms) run(arm, work, false);
+      for (int turn = 0; turn < 2; ++turn)
+        if (!sample(arms[static_cast<size_t>((pair + turn) % 2)], work)) return false;
+    }
     if (run_.stopping()) return false;
     report(cell, arms, equal);
     return true;
@@ -257,7 +275,7 @@ class DraftAb {
     evidence = {{"drafted_tokens", d.drafted}, {"kept_drafts", d.kept}, {"rounds_by_draft_depth", d.depths}};
     for (const std::vector<double>& ns : d.round_ns)
       evidence["median_round_ns_by_draft_depth"].push_back(ns.empty() ? Json() : Json(median(ns)));
-    const GraphCounters g = d.engine->graph_counters();
+    const GraphCounters& g = d.graphs;
     evidence["graphs"] = {{"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
     for (size_t a = 0; a < arms.size(); ++a)
       receipt.add_series(fmt::format("{}/{}_ns_per_token", name, kArms[a]), "ns", "warm", arms[a].ns_per_token);

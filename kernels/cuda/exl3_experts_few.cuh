@@ -84,6 +84,8 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   Exl3Matrix m;
   const Exl3Expert* expert = find_matrix(a, pair, up ? 1 : 0, m);
   if (expert == nullptr) return;
+  // Ahead of the weights, behind which the scales would queue.
+  if (2 * static_cast<int>(threadIdx.x) < end - begin) prefetch_line(m.suh + (begin + 2 * threadIdx.x) * 16);
   float acc[1][4] = {};
   expert_chain<Book, false>(
       m, rings, rows, a.width, block, begin, end, acc,

@@ -1,5 +1,6 @@
 #include "kernels/cuda/gdn.h"
 
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/gdn_prompt.cuh"
 
@@ -325,6 +326,7 @@ __global__ void __launch_bounds__(128) gdn_prompt_kernel(GdnParams p) {
 
 // One warp a head of a row. Blocks beyond, where a launch has them, keep the convolution's rows of lane blockIdx.y.
 __global__ void __launch_bounds__(128) gdn_norm_kernel(GdnParams p, int norm_blocks) {
+  let_next_start();  // what follows reads nothing but weights before it has waited
   if (static_cast<int>(blockIdx.x) >= norm_blocks) return keep_rows(p, blockIdx.y, blockIdx.x - norm_blocks);
   const int64_t unit = int64_t{blockIdx.x} * 4 + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;

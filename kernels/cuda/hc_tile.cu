@@ -37,25 +37,33 @@ __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) 
   const int units = (rank + kUnit - 1) / kUnit, half = (units + 1) / 2;
   const auto* up = static_cast<const __half*>(p.up);
 
+  // This thread's pieces of 16 bytes of a unit of rows and of weights; null beyond the matrices.
+  constexpr int kRowCopies = kRows * kRowChunks / kThreads, kRowStep = kThreads / kRowChunks;
+  constexpr int kOutCopies = kStreams * kWide * kWeightChunks / kThreads, kOutStep = kThreads / kWeightChunks;
   const int row_at = tid / kRowChunks, row_piece_of = tid % kRowChunks;
   const int out_at = tid / kWeightChunks, out_piece = tid % kWeightChunks;
+  const int rows = static_cast<int>(min(p.rows - first_row, int64_t{kRows}));
+  const float* row_from = p.low + (first_row + row_at) * rank + row_piece_of * 4;
+  const __half* out_from[kOutCopies];
+#pragma unroll
+  for (int i = 0; i < kOutCopies; ++i) {
+    const int at = i * kOutStep + out_at, h = first_h + at % kWide;
+    out_from[i] = h < hidden ? up + (int64_t{at / kWide} * hidden + h) * rank + out_piece * 8 : nullptr;
+  }
   const auto load = [&](int unit) {
     Stage& to = stages[unit % kStages];
     const int k = unit * kUnit;
     if (unit < units) {
 #pragma unroll
-      for (int i = 0; i < kRows * kRowChunks / kThreads; ++i) {
-        const int row = i * (kThreads / kRowChunks) + row_at;
-        const bool here = first_row + row < p.rows && k + row_piece_of * 4 < rank;
-        copy_async16(row_piece(to.rows, row, row_piece_of),
-                     here ? p.low + (first_row + row) * rank + k + row_piece_of * 4 : p.low, here);
+      for (int i = 0; i < kRowCopies; ++i) {
+        const bool here = i * kRowStep + row_at < rows && k + row_piece_of * 4 < rank;
+        copy_async16(row_piece(to.rows, i * kRowStep + row_at, row_piece_of),
+                     here ? row_from + i * kRowStep * rank + k : p.low, here);
       }
 #pragma unroll
-      for (int i = 0; i < kStreams * kWide * kWeightChunks / kThreads; ++i) {
-        const int at = i * (kThreads / kWeightChunks) + out_at, h = first_h + at % kWide;
-        const bool here = h < hidden && k + out_piece * 8 < rank;
-        copy_async16(to.weights + at * kUnit + out_piece * 8,
-                     here ? up + (int64_t{at / kWide} * hidden + h) * rank + k + out_piece * 8 : up, here);
+      for (int i = 0; i < kOutCopies; ++i) {
+        const bool here = out_from[i] != nullptr && k + out_piece * 8 < rank;
+        copy_async16(to.weights + (i * kOutStep + out_at) * kUnit + out_piece * 8, here ? out_from[i] + k : up, here);
       }
     }
     copy_commit();
@@ -64,11 +72,8 @@ __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) 
 #pragma unroll
   for (int i = 0; i + 1 < kStages; ++i) load(i);
   // The block's part of the normed streams, a line of 32 elements each, on its way to the L2.
-  for (int i = tid; i < kRows * kStreams; i += kThreads) {
-    const int64_t row = first_row + i / kStreams;
-    if (row < p.rows)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.normed + (row * kStreams + i % kStreams) * hidden + first_h));
-  }
+  const float* normed = p.normed + first_row * kStreams * hidden + first_h;
+  for (int i = tid; i < rows * kStreams; i += kThreads) prefetch_line(normed + i * hidden);
   float acc[2][kStreams][kWarpRows][4] = {};
   const auto multiply = [&](int unit, float(&to)[kStreams][kWarpRows][4]) {
     copy_wait<kStages - 2>();
@@ -77,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) 
     const Stage& from = stages[unit % kStages];
     RowHalves x[kWarpRows];
 #pragma unroll
-    for (int n = 0; n < kWarpRows; ++n) x[n] = staged_row(from.rows, warp_row + n * 8 + g);
+    for (int n = 0; n < kWarpRows; ++n) x[n] = staged_halves(from.rows, warp_row + n * 8 + g);
 #pragma unroll
     for (int s = 0; s < kStreams; ++s) {
       uint4 w[2];
@@ -107,19 +112,18 @@ __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) 
       float x[kStreams][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int64_t row = min(first_row + warp_row + n * 8 + 2 * t + i % 2, p.rows - 1);
-        const int h = min(first_h + warp_h + g + i / 2 * 8, hidden - 1);
+        const int row = min(warp_row + n * 8 + 2 * t + i % 2, rows - 1);
+        const int h = min(warp_h + g + i / 2 * 8, hidden - first_h - 1);
 #pragma unroll
-        for (int s = 0; s < kStreams; ++s) x[s][i] = __ldg(p.normed + (row * kStreams + s) * hidden + h);
+        for (int s = 0; s < kStreams; ++s) x[s][i] = __ldg(normed + (row * kStreams + s) * hidden + h);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float sum = __fmul_rn(gate(acc[0][0][n][i]), x[0][i]);
 #pragma unroll
         for (int s = 1; s < kStreams; ++s) sum = __fadd_rn(sum, __fmul_rn(gate(acc[0][s][n][i]), x[s][i]));
-        const int64_t row = first_row + warp_row + n * 8 + 2 * t + i % 2;
-        const int h = first_h + warp_h + g + i / 2 * 8;
-        if (row < p.rows && h < hidden) p.u[row * hidden + h] = sum * (1.0f / kStreams);
+        const int row = warp_row + n * 8 + 2 * t + i % 2, h = first_h + warp_h + g + i / 2 * 8;
+        if (row < rows && h < hidden) p.u[(first_row + row) * hidden + h] = sum * (1.0f / kStreams);
       }
     }
   };

@@ -2,6 +2,7 @@
 
 #include <climits>
 
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/device_math.cuh"
 
 namespace fnx::cuda {
@@ -107,12 +108,13 @@ __global__ void __launch_bounds__(256) take_slots_kernel(TakeSlotsParams p) {
 }
 
 __global__ void __launch_bounds__(128) combine_kernel(CombineParams p) {
+  let_next_start();  // what follows reads nothing but weights before it has waited
+  const unsigned i = blockIdx.x * 128 + threadIdx.x, quads = static_cast<unsigned>(p.hidden / 4), row = i / quads;
+  const int k = static_cast<int>(p.k);
+  const float4* slots = reinterpret_cast<const float4*>(p.slots) + int64_t{row} * (k + p.one_more) * quads + i % quads;
+  const float* weights = p.weights + int64_t{row} * k;
   wait_previous();
-  const int quads = static_cast<int>(p.hidden / 4), k = static_cast<int>(p.k);
-  const int64_t i = int64_t{blockIdx.x} * 128 + threadIdx.x, row = i / quads;
   if (row >= p.rows) return;
-  const float4* slots = reinterpret_cast<const float4*>(p.slots) + row * (k + p.one_more) * quads + i % quads;
-  const float* weights = p.weights + row * k;
   const float gate = p.shared_gate[row];
   const float4 shared = p.one_more ? slots[int64_t{k} * quads] : reinterpret_cast<const float4*>(p.shared)[i];
   float4 sum = make_float4(0, 0, 0, 0);
@@ -165,8 +167,10 @@ void take_slots(const TakeSlotsParams& p, cudaStream_t stream) {
 }
 
 void combine(const CombineParams& p, cudaStream_t stream) {
-  require(p.hidden > 0 && p.hidden % 4 == 0 && p.k >= 1 && p.rows >= 0 && aligned16({p.slots, p.shared, p.y}),
-          "combine", "H a multiple of 4 and 16-byte alignment (H, k, rows)", {p.hidden, p.k, p.rows});
+  require(p.hidden > 0 && p.hidden % 4 == 0 && p.k >= 1 && p.rows >= 0 && p.rows * p.hidden <= INT_MAX &&
+              aligned16({p.slots, p.shared, p.y}),
+          "combine", "H a multiple of 4, rows of at most 2^31 elements and 16-byte alignment (H, k, rows)",
+          {p.hidden, p.k, p.rows});
   if (p.rows == 0) return;
   launch("combine", combine_kernel, blocks_of(p.rows * p.hidden / 4, 128), 128, 0, stream, p);
 }

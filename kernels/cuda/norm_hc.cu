@@ -181,7 +181,8 @@ void hc_down(const HcMixParams& p, cudaStream_t stream) {
   const int64_t wide = p.streams * p.hidden;
   const PlainPlan plan = plain_plan(wide, p.rank);  // inject is summed by the plan of down
   PlainLaunch l;
-  l.matrix[0] = {static_cast<const __half*>(p.down), nullptr, p.low, p.rank, Finish::SiluMean};
+  l.matrix[0] = {static_cast<const __half*>(p.down), nullptr, p.low, p.rank,
+                 hc_tile_takes(p) ? Finish::SiluMeanHalves : Finish::SiluMean};
   l.matrix[1] = {static_cast<const __half*>(p.inject), nullptr, p.inj, p.streams, Finish::InjectMean};
   l.tiles = plain_counters(wide, p.rank);
   l.x = p.normed, l.rows = p.rows, l.in = wide, l.streams = static_cast<float>(p.streams);

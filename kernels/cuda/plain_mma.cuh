@@ -150,7 +150,8 @@ __device__ __forceinline__ void mma_chain_many(const ChainPlace& place, float (&
   }
 }
 
-enum class Finish { None, SiluMean, InjectMean };  // v; silu(v / n); 2 sigmoid(v / n)
+// v; silu(v / n); 2 sigmoid(v / n); silu(v / n) as split2 cuts it, eight neighbours' hi and then their lo numbers.
+enum class Finish { None, SiluMean, InjectMean, SiluMeanHalves };
 
 struct PlainMatrix {
   const __half* w = nullptr;  // [out, in]
@@ -173,7 +174,7 @@ struct PlainLaunch {
   bool beside = false;
 };
 __device__ __forceinline__ float finish(Finish f, float v, float n) {
-  if (f == Finish::SiluMean) return silu(v / n);
+  if (f == Finish::SiluMean || f == Finish::SiluMeanHalves) return silu(v / n);
   if (f == Finish::InjectMean) return 2.0f * sigmoid(v / n);
   return v;
 }
@@ -182,7 +183,14 @@ __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatr
                                            float v) {
   if (row >= p.rows || out >= m.out) return;
   if (m.bias != nullptr) v += m.bias[out];
-  m.y[row * m.out + out] = finish(m.finish, v, p.streams);
+  v = finish(m.finish, v, p.streams);
+  if (m.finish != Finish::SiluMeanHalves) {
+    m.y[row * m.out + out] = v;
+    return;
+  }
+  __half* to = reinterpret_cast<__half*>(m.y + row * m.out + out / 8 * 8) + out % 8;
+  const __half hi = __float2half_rn(v);
+  to[0] = hi, to[8] = __float2half_rn(v - __half2float(hi));
 }
 
 // Launches both; shared by plain_linear and hc_down.

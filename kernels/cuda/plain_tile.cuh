@@ -62,6 +62,16 @@ __device__ __forceinline__ RowHalves staged_row(const float* tile, int row) {
   return RowHalves(x);
 }
 
+// The same where the rows lie as Finish::SiluMeanHalves leaves them.
+__device__ __forceinline__ RowHalves staged_halves(const float* tile, int row) {
+  const int t = threadIdx.x % 4;
+  float* from = const_cast<float*>(tile);
+  RowHalves x;
+  *reinterpret_cast<uint4*>(x.hi) = *reinterpret_cast<const uint4*>(row_piece(from, row, 2 * t));
+  *reinterpret_cast<uint4*>(x.lo) = *reinterpret_cast<const uint4*>(row_piece(from, row, 2 * t + 1));
+  return x;
+}
+
 // A unit of weights lies as [output][32 inputs]; outputs g and g + 8 of the tile that begins at `out`.
 __device__ __forceinline__ void staged_weights(const __half* tile, int out, uint4 (&w)[2]) {
   const int lane = threadIdx.x % 32;

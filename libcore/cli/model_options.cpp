@@ -127,7 +127,7 @@ void connect_ranks(OpenedModel& m, Receipt& receipt) {
       throw Error(ErrorKind::Unsupported,
                   fmt::format("rank 0 runs checkpoint {}, rank {} {}; give every rank the same", all[0], r, all[r]));
   const bool cuda = m.backend->name() == "cuda";
-  const uint64_t free = free_device_bytes();
+  const uint64_t free = cuda ? free_device_bytes() : 0;  // asking makes a context
   m.ranks->connect(cuda);
   if (!cuda) return;
   receipt.set_effective("nccl", nccl_runtime_version(), "library");

@@ -1,6 +1,7 @@
 #include "libcore/engine/graphs.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/error.h"
 #include "libcore/dist/communicator.h"
@@ -33,6 +34,11 @@ void GraphCache::record(const RoundKey& key, Stream& stream, const std::function
   if (!enabled_) return;
   Entry& entry = entries_[key];
   entry.used = ++clock_;
+  if (!std::exchange(entry.seen, true)) {
+    ++counters_.firsts;
+    if (entries_.size() > kMostGraphs) drop_oldest();
+    return;
+  }
   if (entry.pause > 0) {
     --entry.pause;
     return;
@@ -63,7 +69,6 @@ void GraphCache::record(const RoundKey& key, Stream& stream, const std::function
   }
   ++counters_.captures;
   counters_.bytes += entry.graph->bytes();
-  if (entries_.size() > kMostGraphs) drop_oldest();
 }
 
 void GraphCache::drop_oldest() {

@@ -13,6 +13,7 @@ namespace fnx {
 
 struct GraphCounters {
   int64_t captures = 0, replays = 0, eager = 0, failed = 0;
+  int64_t firsts = 0;  // eager rounds that were the first of their key
   uint64_t bytes = 0;  // device memory of the graphs that are kept, as measured
 };
 
@@ -36,13 +37,15 @@ class GraphCache {
   // Replays the key's graph; false when there is none, or none of any key (`recordable` false): then the caller runs
   // the round and calls record().
   bool replay(const RoundKey& key, bool recordable, Stream& stream);
-  // Records the round for later. A failure pauses the key for 8 of its rounds, doubling to 128, and is only counted.
+  // Records the round for later, but not a key's first, for many keys come once. A failure pauses the key for 8 of its
+  // rounds, doubling to 128, and is only counted.
   void record(const RoundKey& key, Stream& stream, const std::function<void()>& work);
   const GraphCounters& counters() const { return counters_; }
 
  private:
   struct Entry {
     std::unique_ptr<Graph> graph;
+    bool seen = false;
     int64_t pause = 0, next_pause = 8, used = 0;
   };
   void drop_oldest();

@@ -25,6 +25,7 @@ struct Active {
   std::vector<int32_t> feed;
   // Of the last round: its lane and first draw, the drafts that it kept, whether the answer has ended.
   int32_t lane = 0, first_draw = -1, kept = 0;
+  int64_t left = 0;  // tokens that it may draw behind the next
   std::optional<Finish> end;
   // No generated token is in the state.
   bool feed_is_first() const { return generated <= 1; }
@@ -139,7 +140,9 @@ class Run {
     if (any_prompt && events_.prompt_rows) events_.prompt_rows(prompt_done_, prompt_total_);
     report_draft_logits();
     for (Active& a : active_) count_kept(a, drawn);
+    const double drew = now_ns();
     report_logits();
+    const double reporting = now_ns() - drew;
     for (Active& a : active_)
       if (a.first_draw >= 0) take(a, drawn);
     // What the draft head still absorbs of a prompt is the prompt's time.
@@ -148,8 +151,8 @@ class Run {
     (any_prompt ? stats_.prompt_ns : stats_.decode_ns).push_back(verified - began + draft_ns_);
     if (drafting()) {
       const GraphCounters& graphs = engine_.graph_counters();
-      const int64_t before = std::exchange(recordings_, graphs.captures + graphs.failed);
-      if (!any_prompt) observe(stats_.decode_ns.back(), recordings_ != before);
+      const int64_t before = std::exchange(recordings_, graphs.captures + graphs.failed + graphs.firsts);
+      if (!any_prompt) observe(stats_.decode_ns.back() - reporting, recordings_ != before);
       draft();
       draft_ns_ = now_ns() - verified;
     }
@@ -240,9 +243,10 @@ class Run {
 
   void observe(double ns, bool recorded) {
     DraftRound round{depth_, {}, ns, recorded};
+    round.streams.reserve(active_.size());
     for (const Active& a : active_) {
       const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
-      round.streams.push_back({a.request, tried, a.kept});
+      round.streams.push_back({{a.request, a.left}, tried, a.kept});
       stats_.drafted += tried, stats_.drafts_kept += a.kept;
     }
     policy_.observe(round);
@@ -251,22 +255,27 @@ class Run {
 
   // Settles what was tried and drafts for the next round.
   void draft() {
-    std::vector<size_t> streams;
-    for (const Active& a : active_)
-      if (!a.end && a.first_draw >= 0) streams.push_back(a.request);
-    depth_ = policy_.decide(streams);
+    streams_.clear();
+    bool tried_any = false;
+    for (Active& a : active_) {
+      tried_any = tried_any || lanes_[static_cast<size_t>(a.lane)].tried > 0;
+      if (a.end || a.first_draw < 0) continue;
+      // The last token of an answer is never fed back.
+      a.left = request(a).max_tokens - a.generated - 1;
+      streams_.push_back({a.request, a.left});
+    }
+    depth_ = policy_.decide(streams_);
     // Ranks measure different times.
     if (Communicator* ranks = engine_.options().ranks; ranks != nullptr && !o_.draft.fixed)
       depth_ = static_cast<int32_t>(ranks->of_rank_0(depth_));
+    if (depth_ == 0 && !tried_any) return;
     std::vector<Proposal> proposals;
     std::vector<Active*> owners;
     for (Active& a : active_) {
       const Request& r = request(a);
       const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
       int32_t depth = 0;
-      // The last token of an answer is never fed back.
-      if (!a.end && a.first_draw >= 0)
-        depth = static_cast<int32_t>(std::min<int64_t>(depth_, r.max_tokens - a.generated - 1));
+      if (!a.end && a.first_draw >= 0) depth = static_cast<int32_t>(std::min<int64_t>(depth_, a.left));
       if (tried == 0 && depth == 0) continue;
       Proposal p{a.lane, a.kept, a.feed[0], depth, r.sampling};
       p.params.stream = a.request;
@@ -328,6 +337,7 @@ class Run {
   std::vector<Active> active_;
   std::vector<LaneInput> lanes_;
   std::vector<Draw> draws_;
+  std::vector<DraftStream> streams_;
   int32_t depth_ = 0;    // decided for the next round
   double draft_ns_ = 0;  // spent on its drafts
   int64_t recordings_ = 0;

@@ -90,7 +90,7 @@ void every_acceptance_equals_plain(On on, DType kv, bool graphs) {
         CHECK(drafted.stats.drafted > 0);
         if (right == 0) CHECK(drafted.stats.drafts_kept == 0);
         if (right == depth) CHECK(drafted.stats.drafts_kept == drafted.stats.drafted);
-        if (graphs && right >= 0 && right <= 3) CHECK(drafted.graphs.replays > 0);  // many rounds
+        if (graphs && right >= 0 && right <= 2) CHECK(drafted.graphs.replays > 0);  // many rounds
       }
   }
 }
@@ -119,9 +119,7 @@ void automatic_equals_plain(On on, DType kv, bool graphs) {
     DraftPolicy policy({c.depth, false});
     int64_t plain_rounds = 0;
     for (const DraftRound& round : drafted.stats.draft_rounds) {
-      std::vector<size_t> ids;
-      for (const DraftRound::Stream& s : round.streams) ids.push_back(s.id);
-      CHECK(policy.decide(ids) == round.depth);
+      CHECK(policy.decide(std::vector<DraftStream>(round.streams.begin(), round.streams.end())) == round.depth);
       policy.observe(round);
       plain_rounds += round.depth == 0;
     }
@@ -169,7 +167,7 @@ void beginnings_equal_eager(On on, DType kv) {
       logits[graphs ? 1 : 0].insert(logits[graphs ? 1 : 0].end(), values.begin(), values.end());
       std::copy(next.begin(), next.end(), tokens.begin());
     }
-    CHECK(engine->graph_counters().replays == (graphs ? 37 : 0));
+    CHECK(engine->graph_counters().replays == (graphs ? 34 : 0));
   }
   CHECK(logits[0] == logits[1]);
 }
@@ -212,6 +210,16 @@ void stops_equal_plain(On on) {
     }
     CHECK(states[0] == states[1]);
   }
+}
+
+// So many tokens that each shape of a round comes often enough to be recorded, also after its first try has failed.
+void failed_captures_change_nothing(On on, DType kv) {
+  Case c{2, 3, kByTurns, 0, on, kv, true, false, 3, 120};
+  const Outcome plain = plain_of(c), injected = run(c, &plain);
+  check_same(injected, plain);
+  CHECK(injected.graphs.failed == 3);
+  CHECK(injected.graphs.captures >= 1);
+  CHECK(injected.graphs.replays >= 1);
 }
 
 }  // namespace
@@ -297,11 +305,11 @@ TEST_CASE("drafts: an answer that stops inside a chain of right drafts ends in t
   stops_equal_plain(On::Cpu);
 }
 
+TEST_CASE("drafts: failed captures of rounds that are replayed change no bit") {
+  failed_captures_change_nothing(On::Replayed, DType::F32);
+}
+
 TEST_CASE("cuda: failed captures of drafted rounds change no bit") {
   if (no_gpu()) return;
-  const Outcome plain = plain_of({2, 0, kOwn, 0, On::Cuda, DType::BF16});
-  const Outcome injected = run({2, 3, kByTurns, 0, On::Cuda, DType::BF16, true, false, 3}, &plain);
-  check_same(injected, plain);
-  CHECK(injected.graphs.failed == 3);
-  CHECK(injected.graphs.captures >= 1);
+  failed_captures_change_nothing(On::Cuda, DType::BF16);
 }

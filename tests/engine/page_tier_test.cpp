@@ -71,7 +71,7 @@ void tier_changes_nothing(On on, DType kv) {
 
 // With experts in host memory too, planned on either side; rounds planned on a device are recorded.
 void tier_beside_pools(On on) {
-  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 300, 90, 20);
+  const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 300, 90, 32);
   const DType kv = backend_on(on).kv_dtype();
   for (const int32_t drafts : {0, 3}) {
     const Outcome resident = run(tiny_weights(on), backend_on(on), kv, requests, {0, 3, 40, drafts});
@@ -91,7 +91,7 @@ void tier_beside_pools(On on) {
   }
 }
 
-void replays_change_nothing(On on, int64_t rounds) {
+void replays_change_nothing(On on, int64_t rounds, int64_t least) {
   const DType kv = backend_on(on).kv_dtype();
   const std::vector<Request> requests = requests_of(Golden::get().prompt("long-700").ids, 200, 150, rounds);
   for (const int32_t drafts : {0, 3}) {
@@ -101,7 +101,7 @@ void replays_change_nothing(On on, int64_t rounds) {
     const Outcome resident = with(0, false), replayed = with(128, true);
     check_same(with(128, false), resident);
     check_same(replayed, resident);
-    CHECK(replayed.graphs.replays > rounds / 4);
+    CHECK(replayed.graphs.replays > least);
     CHECK(replayed.traffic.rows_in_place > rounds / 2);
   }
 }
@@ -124,7 +124,7 @@ TEST_CASE("page_tier: the same holds with experts in host memory") { tier_beside
 
 TEST_CASE("page_tier: replayed rounds give the bits of resident pages, beside experts in host memory too") {
   tier_beside_pools(On::Replayed);
-  replays_change_nothing(On::Replayed, 40);
+  replays_change_nothing(On::Replayed, 40, 10);
 }
 
 TEST_CASE("cuda: pages in host memory beside experts there give the bits of resident ones, recorded too") {
@@ -140,7 +140,7 @@ TEST_CASE("cuda: pages in host memory give tokens, logits and states of resident
 
 TEST_CASE("cuda: rounds that read pages in host memory give the same replayed and eager, whatever is spilled between") {
   if (no_gpu()) return;
-  replays_change_nothing(On::Cuda, 200);
+  replays_change_nothing(On::Cuda, 200, 100);
 }
 
 TEST_CASE("cuda: 8 layers of the published geometry give the same bits with pages in host memory") {

@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "kernels/error.h"
 #include "libcore/engine/snapshot_file.h"
@@ -124,7 +123,7 @@ TEST_CASE("snapshot: a file gives the snapshot back; damaged, cut and foreign on
   const std::string bytes = read_file(file);
   const auto refused = [&](const std::string& content, const SnapshotOwner& who, const char* word) {
     const auto bad = dir / "bad.fnxsnapshot";
-    std::ofstream(bad, std::ios::binary) << content;
+    write_file(bad, content);
     CHECK_THROWS_WITH_AS(read_snapshot(bad, who), doctest::Contains("bad.fnxsnapshot"), Error);
     CHECK_THROWS_WITH_AS(read_snapshot(bad, who), doctest::Contains(word), Error);
   };
