@@ -64,7 +64,7 @@ struct StageOrder {
 struct PoolStage {
   static constexpr int32_t kForeseen = 16;  // the first of the ids
   static constexpr int32_t kPlaces = kForeseen + StageOrder::kMost;
-  static constexpr int64_t kPiece = 8 << 10;  // bytes that are there or not
+  static constexpr int64_t kPiece = 4 << 10;  // bytes that are there or not
   std::byte* lines = nullptr;                 // [kPlaces, line_bytes]
   uint8_t* there = nullptr;                   // [kPlaces, pieces]
   StageOrder* order = nullptr;

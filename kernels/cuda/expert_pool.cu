@@ -25,7 +25,6 @@ struct PlanShared {
   uint8_t kept[kMostExperts];                       // of each line: its expert is protected
   int warps[kPlanWarps];
   int foreseen[PoolStage::kForeseen];
-  unsigned places;  // of those foreseen, that the plan wants
   Word evictions, placed_bytes, in_place, in_place_bytes;
 };
 
@@ -66,6 +65,33 @@ __device__ __forceinline__ int place_of(const int32_t* ids, int count, int exper
   return -1;
 }
 
+// Of one warp: orders the misses among the first choices. A request beyond the lines may drive its own misses out
+// again: nothing is ordered then.
+template <class Number>
+__device__ __forceinline__ void give_order(StageOrder& order, int lines, const PlanShared& s, int foreseen, int choices,
+                                           Number number) {
+  const int lane = threadIdx.x % 32;
+  int distinct = 0, others = 0;
+  unsigned places = 0;
+  for (int start = 0; start < choices; start += 32) {
+    const int i = start + lane, e = i < choices ? number(i) : -1;
+    const bool first = e >= 0 && s.first[e] == i, missed = first && s.line_of[e] < 0;
+    const int place = missed ? place_of(s.foreseen, foreseen, e) : -1;
+    if (place >= 0) places |= 1u << place;
+    const unsigned other = __ballot_sync(kFullWarp, missed && place < 0);
+    const int at = others + __popc(other & ((1u << lane) - 1));
+    if (missed && place < 0 && at < StageOrder::kMost) order.experts[at] = e;
+    others += __popc(other), distinct += __popc(__ballot_sync(kFullWarp, first));
+  }
+  places = __reduce_or_sync(kFullWarp, places);
+  __syncwarp();
+  if (lane > 0) return;
+  const bool holds = distinct <= lines;
+  order.places = holds ? places : 0, order.count = holds ? min(others, StageOrder::kMost) : 0;
+  __threadfence();
+  *static_cast<volatile int32_t*>(&order.given) = 1;
+}
+
 // One block. Only plans write a state, and other launches lie between two plans: what it holds is read early.
 __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExpertsParams p) {
   __shared__ PlanShared s;
@@ -82,7 +108,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
     s.touched[l] = t.touched[e];
   }
   if (tid < f.count) s.foreseen[tid] = f.ids[tid] - f.first;
-  if (tid == 0) s.places = 0, s.evictions = s.placed_bytes = s.in_place = s.in_place_bytes = 0;
+  if (tid == 0) s.evictions = s.placed_bytes = s.in_place = s.in_place_bytes = 0;
   __syncthreads();
   wait_previous();
 
@@ -100,6 +126,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   if (halvings > 0)
     for (int e = tid; e < t.experts; e += kPlanThreads) t.count[e] = halvings > 31 ? 0 : t.count[e] >> halvings;
   __syncthreads();
+  if (f.ids != nullptr && warp == 0) give_order(*f.stage.order, t.lines, s, f.count, choices, number);
   const int distinct = compact(
       s.warps, choices,
       [&](int i) {
@@ -118,27 +145,6 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   const int misses = compact(
       s.warps, distinct, [&](int i) { return s.line_of[s.request[i]] < 0; },
       [&](int i, int place) { s.misses[place] = s.request[i]; });
-  if (f.ids != nullptr) {
-    // A request beyond the lines may drive its own misses out again: nothing is ordered then.
-    StageOrder& order = *f.stage.order;
-    const int others = compact(
-        s.warps, distinct <= t.lines ? misses : 0,
-        [&](int i) {
-          const int place = place_of(s.foreseen, f.count, s.misses[i]);
-          if (place >= 0) atomicOr(&s.places, 1u << place);
-          return place < 0;
-        },
-        [&](int i, int place) {
-          if (place < StageOrder::kMost) order.experts[place] = s.misses[i];
-        });
-    if (tid < StageOrder::kMost) __threadfence();
-    __syncthreads();
-    if (tid == 0) {
-      order.places = s.places, order.count = min(others, StageOrder::kMost);
-      __threadfence();
-      *static_cast<volatile int32_t*>(&order.given) = 1;
-    }
-  }
   __syncthreads();
 
   int waves = 0, kept = distinct - misses;
@@ -211,45 +217,76 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
 }
 
 // Enough loads on their way to fill the link several times over.
-constexpr int kFillThreads = 256, kFillBlocks = 264;
+constexpr int kFillThreads = 256, kFillBlocks = 264, kTogether = 64;
 
-// Grid: kFillBlocks. Blocks take the pieces of all copies in turn.
+// Grid: kFillBlocks. Blocks take the pieces of all copies in turn, several at once.
 __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
-  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads;
-  static_assert(PoolStage::kPlaces == 32, "a lane a place");
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads, kPieces = 8 / kLoads;
+  static_assert(kLoads * kFillThreads == kPieceWords);
+  __shared__ const std::byte *home[kTogether], *staged[kTogether];
+  __shared__ uint4* to[kTogether];
+  __shared__ int words[kTogether];
+  __shared__ const uint8_t* there[kTogether];  // of each piece; null: the stage has none of the expert
+  __shared__ int held[PoolStage::kPlaces];     // of the stage's places: their expert
   const ForeseenExperts& f = p.foreseen;
   const PoolStage& stage = f.stage;
-  const int tid = threadIdx.x, lane = tid % 32, other = lane - PoolStage::kForeseen;
+  const int tid = threadIdx.x, blocks = static_cast<int>(gridDim.x);
   const int pieces = static_cast<int>(PoolStage::pieces_of(p.line_bytes));
   wait_previous();
-  const int all = *p.state.fill_count * pieces;
-  int held = -1;  // at the lane's place of the stage
-  if (f.ids != nullptr && lane < f.count) held = f.ids[lane] - f.first;
-  if (f.ids != nullptr && other >= 0 && other < stage.order->count) held = stage.order->experts[other];
+  const int count = *p.state.fill_count;
+  const bool staging = f.ids != nullptr;
+  if (staging && tid < PoolStage::kPlaces) {
+    const int other = tid - PoolStage::kForeseen;
+    held[tid] = tid < f.count ? f.ids[tid] - f.first : -1;
+    if (other >= 0) held[tid] = other < stage.order->count ? stage.order->experts[other] : -1;
+  }
   Word copied = 0, taken = 0;
-  for (int i = blockIdx.x; i < all; i += static_cast<int>(gridDim.x)) {
-    const int2 fill = reinterpret_cast<const int2*>(p.state.fills)[i / pieces];
-    const int64_t first = int64_t{i % pieces} * kPieceWords, left = p.homes[fill.y].bytes / 16 - first;
-    if (left <= 0) continue;
-    const int place = __ffs(__ballot_sync(kFullWarp, held == fill.y)) - 1;
-    const bool near = place >= 0 && stage.there[place * stage.pieces + i % pieces] != 0;
-    const std::byte* from = near ? stage.lines + place * stage.line_bytes : p.homes[fill.y].home;
-    uint4* to = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
-    uint4 v[kLoads];
+  for (int start = 0; start < count; start += kTogether) {
+    const int some = min(kTogether, count - start);
+    __syncthreads();
+    if (tid < some) {
+      const int2 fill = reinterpret_cast<const int2*>(p.state.fills)[start + tid];
+      const PooledExpert& e = p.homes[fill.y];
+      home[tid] = e.home, words[tid] = static_cast<int>(e.bytes / 16);
+      to[tid] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
+      const int place = staging ? place_of(held, PoolStage::kPlaces, fill.y) : -1;
+      staged[tid] = stage.lines + place * stage.line_bytes;
+      there[tid] = place < 0 ? nullptr : stage.there + place * stage.pieces;
+    }
+    __syncthreads();
+    for (int i = blockIdx.x; i < some * pieces; i += kPieces * blocks) {
+      uint4 v[kPieces][kLoads];
+      bool near[kPieces];
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k)
-      if (tid + k * kFillThreads < left)
-        v[k] = __ldcs(reinterpret_cast<const uint4*>(from) + first + tid + k * kFillThreads);
+      for (int j = 0; j < kPieces; ++j) {
+        const int at = i + j * blocks, which = at / pieces;
+        near[j] = at < some * pieces && there[which] != nullptr && there[which][at % pieces] != 0;
+      }
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k)
-      if (tid + k * kFillThreads < left) to[first + tid + k * kFillThreads] = v[k];
-    const Word bytes = 16 * (left < kPieceWords ? left : kPieceWords);
-    copied += bytes, taken += near ? bytes : 0;
+      for (int j = 0; j < kPieces; ++j) {
+        const int at = i + j * blocks, which = at / pieces, first = at % pieces * kPieceWords + tid;
+        if (at >= some * pieces) break;
+        const auto* from = reinterpret_cast<const uint4*>(near[j] ? staged[which] : home[which]);
+#pragma unroll
+        for (int k = 0; k < kLoads; ++k)
+          if (first + k * kFillThreads < words[which]) v[j][k] = __ldcs(from + first + k * kFillThreads);
+      }
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const int at = i + j * blocks, which = at / pieces, first = at % pieces * kPieceWords + tid;
+        if (at >= some * pieces) break;
+#pragma unroll
+        for (int k = 0; k < kLoads; ++k)
+          if (first + k * kFillThreads < words[which]) to[which][first + k * kFillThreads] = v[j][k];
+        const int bytes = 16 * min(kPieceWords, words[which] - (first - tid));
+        if (bytes > 0) copied += bytes, taken += near[j] ? bytes : 0;
+      }
+    }
   }
   if (tid > 0) return;
   if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
   if (taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
-  if (blockIdx.x == 0 && f.ids != nullptr) stage.order->given = 0;
+  if (blockIdx.x == 0 && staging) stage.order->given = 0;
 }
 
 // Their loads fill the link, and what is on its way when the order comes is little. Few blocks, because each
