@@ -197,7 +197,7 @@ class DraftAb {
     for (const Request& r : work) longest = std::max(longest, r.prompt.size());
     eo.max_rows =
         cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + eo.state.trials);
-    eo.graphs = o_.model.graph == "on";
+    eo.graphs = model_.graphs;
     return std::make_unique<Engine>(*weights_[arm], *model_.backend, eo);
   }
 
@@ -315,7 +315,7 @@ int main(int argc, char** argv) {
   const ToolInfo info{"fnx-draft-ab",
                       "Runs the same texts with and without drafts: equal bits first, then the ratio of times.",
                       {"fnx-draft-ab --model fixtures/flashnext-tiny --sequences 1,2 --texts chat",
-                       "fnx-draft-ab --model synth:flash-next-3.05bpw --graph on --gate \"ratio>=1.0\""}};
+                       "fnx-draft-ab --model synth:flash-next-3.05bpw --gate \"ratio>=1.0\""}};
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
       [&](ToolRun& run) { DraftAb(options, run).measure(); });

@@ -176,7 +176,7 @@ void generate(const Options& o, ToolRun& run) {
   int64_t longest = 1;
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
   eo.max_rows = parallel * std::max(std::min(o.chunk_rows, longest), 1 + eo.state.trials);
-  eo.graphs = o.model.graph == "on", eo.inject_capture_failures = o.model.inject_capture_failure;
+  eo.graphs = model.graphs, eo.inject_capture_failures = o.model.inject_capture_failure;
   eo.ranks = model.communicator();
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);

@@ -99,7 +99,7 @@ class PoolAb {
     eo.state.tokens = eo.state.max_tokens = o_.prompt + std::max(o_.rounds, o_.train_rounds);
     eo.state.kv_dtype = model_.backend->kv_dtype();
     eo.max_rows = work.max_rows();
-    eo.graphs = o_.model.graph == "on";
+    eo.graphs = model_.graphs;
     if (model_.plan(o_.model, eo, run_)) return;
     if (model_.expert_lines == 0)
       throw Error(ErrorKind::Unsupported,
@@ -257,7 +257,7 @@ int main(int argc, char** argv) {
       "fnx-pool-ab",
       "Times two ways of running offloaded experts: warm pools against empty ones, or planner against planner.",
       {"fnx-pool-ab --model fixtures/flashnext-tiny --expert-lines 8 --rounds 8",
-       "fnx-pool-ab --model synth:flash-next-3.05bpw,skew=1 --vram-limit 16GiB --compare planner --graph on"}};
+       "fnx-pool-ab --model synth:flash-next-3.05bpw,skew=1 --vram-limit 16GiB --compare planner"}};
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
       [&](ToolRun& run) {

@@ -159,7 +159,7 @@ class Sweep {
     eo.state = work.state();
     eo.state.kv_dtype = model_.backend->kv_dtype();
     eo.max_rows = work.max_rows();
-    eo.graphs = o_.model.graph == "on";
+    eo.graphs = model_.graphs;
     return eo;
   }
 

@@ -77,7 +77,7 @@ class ReuseCheck {
     eo.state.kv_dtype = model_.backend->kv_dtype();
     eo.state.draft_head = draft_.most > 0, eo.state.trials = draft_.most;
     eo.max_rows = kHistories * std::max(std::min(o_.chunk_rows, o_.history + o_.suffix), 1 + eo.state.trials);
-    eo.graphs = o_.model.graph == "on";
+    eo.graphs = model_.graphs;
     return eo;
   }
 

@@ -30,17 +30,17 @@ void run(const Options& options, fnx::ToolRun& tool) {
   receipt.result["files"] = fnx::Json::array();
   for (const fnx::SourceFile& file : source.files())
     receipt.result["files"].push_back(fnx::Json{{"name", file.name}, {"data_bytes", file.bytes}});
-  tool.print(fmt::format("{}: {} tensors, {} bytes in {} files, digest {}\n", source.spec().text(),
-                         source.tensors().size(), source.bytes(), source.files().size(), source.digest()));
   if (options.dry_run) {
     receipt.add_not_run("the files", "--dry-run");
-    return;
+  } else {
+    fnx::PackWriteOptions how;
+    how.sparse = options.sparse;
+    how.progress = [&](uint64_t done, uint64_t total) { tool.progress("writing", done, total); };
+    how.stopping = [&] { return tool.stopping(); };
+    receipt.evidence["data_bytes_written"] = fnx::write_pack(source, options.out, how);
   }
-  fnx::PackWriteOptions how;
-  how.sparse = options.sparse;
-  how.progress = [&](uint64_t done, uint64_t total) { tool.progress("writing", done, total); };
-  how.stopping = [&] { return tool.stopping(); };
-  receipt.evidence["data_bytes_written"] = fnx::write_pack(source, options.out, how);
+  tool.print(fmt::format("{}: {} tensors, {} bytes in {} files, digest {}\n", source.spec().text(),
+                         source.tensors().size(), source.bytes(), source.files().size(), source.digest()));
 }
 
 }  // namespace

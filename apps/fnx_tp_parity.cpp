@@ -166,7 +166,7 @@ class TpParity {
   // Twice without graphs, twice with them where they were asked for.
   std::vector<Recorded> record(const Cell& cell, const Arm& arm) {
     std::vector<Recorded> out;
-    const bool with_graphs = o_.model.graph == "on";
+    const bool with_graphs = model_.graphs;
     for (const bool graphs : {false, true}) {
       if (graphs && !with_graphs) continue;
       Engine engine(*arm.weights, *model_.backend, engine_options(cell, arm, graphs));
@@ -283,8 +283,8 @@ class TpParity {
       return !run.stopped;
     };
     for (int a = 0; a < 2; ++a) {
-      engines[a] = std::make_unique<Engine>(*arms[a]->weights, *model_.backend,
-                                            engine_options(cell, *arms[a], o_.model.graph == "on"));
+      engines[a] =
+          std::make_unique<Engine>(*arms[a]->weights, *model_.backend, engine_options(cell, *arms[a], model_.graphs));
       if (!sample(a, false)) return false;
     }
     for (int pair = 0; pair < o_.pairs; ++pair)
@@ -328,7 +328,7 @@ int main(int argc, char** argv) {
   const ToolInfo info{"fnx-tp-parity",
                       "Compares ranks that share the experts with one rank, bit for bit, and times both.",
                       {"fnx-tp-parity --model fixtures/flashnext-tiny --tp 2 --slots",
-                       "fnx-tp-parity --model synth:flash-next-3.05bpw,layers=8 --graph on --pairs 8"}};
+                       "fnx-tp-parity --model synth:flash-next-3.05bpw,layers=8 --pairs 8"}};
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
       [&](ToolRun& run) {

@@ -49,7 +49,7 @@ awk '
   }' "${code[@]}" | report
 
 # Length and columns.
-awk 'FNR == 601 { printf "%s:601: file is longer than 600 lines\n", FILENAME }' "${code[@]}" | report
+awk 'FNR == 601 { printf "%s:601: file is longer than 600 lines\n", FILENAME }' "${text[@]}" | report
 
 # Memory is owned by RAII types: raw allocations stand only where an owner is made, listed as FILE COUNT.
 declare -A allowed=()

@@ -2,8 +2,8 @@
 """Makes the README's kernel table from a receipt of fnx-kernel-bench.
 
 Usage: kernel_table.py [--rows 1,16,4096] RECEIPT
-Prints markdown: a line with the card and its ceilings, then one row a matrix and width with microseconds at each row count
-and, for one row, the multiple of the floor (the larger of bytes over the read ceiling and values over the decode ceiling).
+Prints markdown: a line with the card and its ceilings, then one row a matrix and one column a width with microseconds at each
+row count and, for one row, the multiple of the floor (the larger of bytes over the read rate and values over the decode rate).
 Exit code: 0, or 2 when the receipt is unreadable or holds no figures.
 """
 import argparse
@@ -42,22 +42,24 @@ def main():
         fail(f"{options.receipt}: no ceilings were measured")
     print(f"{device}: read {read / 1e3:.0f} GB/s, trellis decode {decode / 1e6:.2f}e12 values/s, "
           f"mma {mma / 1e6:.0f} TFLOP/s; microseconds, weights from memory.\n")
-    print("| kernel | bits | " + " | ".join(f"{r} rows" if r != "1" else "1 row" for r in wanted) + " | x floor |")
-    print("| --- | --- | " + " | ".join("---:" for _ in wanted) + " | ---: |")
-    seen = []
-    for name in times:
-        parts = name.split("/")
-        if len(parts) == 4 and (parts[0], parts[1], parts[2]) not in seen:
-            seen.append((parts[0], parts[1], parts[2]))
-    for kernel, book, bits in seen:
+    parts = [name.split("/") for name in times]
+    cells = list(dict.fromkeys(tuple(p[:3]) for p in parts if len(p) == 4))
+    widths = list(dict.fromkeys(bits for _, _, bits in cells))
+
+    def cell(kernel, book, bits):
         names = [f"{kernel}/{book}/{bits}/rows{r}" for r in wanted]
-        cells = [f"{times[n]:.1f}" if times.get(n) is not None else "" for n in names]
         one = f"{kernel}/{book}/{bits}/rows1"
-        over = ""
-        if times.get(one):
-            floor = max(cases[one]["moved_bytes"] / read, cases[one]["trellis_values"] / decode)
-            over = f"{times[one] / floor:.2f}"
-        print(f"| {kernel} | {bits} | " + " | ".join(cells) + f" | {over} |")
+        text = " / ".join(f"{times[n]:.1f}" if times.get(n) is not None else "-" for n in names)
+        if not times.get(one):
+            return text
+        floor = max(cases[one]["moved_bytes"] / read, cases[one]["trellis_values"] / decode)
+        return f"{text}, {times[one] / floor:.2f} x"
+
+    print("| kernel | " + " | ".join(f"{w} bits" for w in widths) + " |")
+    print("| --- |" + " ---: |" * len(widths))
+    for kernel, book in dict.fromkeys(c[:2] for c in cells):
+        row = [cell(kernel, book, w) if (kernel, book, w) in cells else "" for w in widths]
+        print(f"| {kernel} | " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":

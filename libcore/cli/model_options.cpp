@@ -37,8 +37,8 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
       ->type_name("N|auto")
       ->capture_default_str();
   app.add_option("--planner", planner,
-                 "Where decode rounds with experts in host memory are planned; device: by kernels, which --graph on "
-                 "records; ahead: the same, and experts that the next layer will probably choose are copied early")
+                 "Where decode rounds with experts in host memory are planned; device: by kernels, which graphs "
+                 "record; ahead: the same, and experts that the next layer will probably choose are copied early")
       ->check(CLI::IsMember({"host", "device", "ahead"}))
       ->capture_default_str();
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
@@ -46,8 +46,8 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_option("--tp", tp, "Ranks that share the experts, one a GPU: started here, or by torchrun, mpirun or srun")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--graph", graph, "Replay recorded launches")
-      ->check(CLI::IsMember({"off", "on"}))
+  app.add_option("--graph", graph, "Replay recorded launches of decode rounds; auto: on a GPU")
+      ->check(CLI::IsMember({"auto", "off", "on"}))
       ->capture_default_str();
   app.add_option("--inject-capture-failure", inject_capture_failure, "Let the first N recordings fail, for tests")
       ->check(CLI::NonNegativeNumber)
@@ -192,6 +192,8 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
   m.backend = choose_backend(options, m.ranks, run.receipt());
+  m.graphs = options.graph == "on" || (options.graph == "auto" && m.backend->name() == "cuda");
+  run.receipt().set_effective("graph", m.graphs ? "on" : "off", options.graph == "auto" ? "default" : "flag");
   if (m.ranks != nullptr) connect_ranks(m, run.receipt());
   return m;
 }

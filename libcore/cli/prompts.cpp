@@ -121,7 +121,7 @@ std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokeni
       !o.prompt.empty() + !o.prompt_file.empty() + !o.token_ids.empty() + !o.jsonl.empty() + (o.prompt_tokens > 0);
   if (given != 1)
     throw Error(ErrorKind::Usage,
-                "give exactly one of --prompt, --prompt-file, --token-ids, --prompt-tokens and --jsonl");
+                "give exactly one of --prompt, --prompt-file, --token-ids, --prompt-tokens and --jsonl, and not empty");
   std::vector<Prompt> prompts;
   if (o.prompt_tokens > 0) {
     prompts.push_back({nullptr, made_up_prompt(o.prompt_tokens, vocab)});

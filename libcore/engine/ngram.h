@@ -1,5 +1,5 @@
-// Which rows of the n-gram table a token reads. Definition: the PLE part of README, "The model"; all arithmetic is
-// 64-bit and wraps.
+// Which rows of the n-gram table a token reads. Definition: PLE in libcore/engine/README.md; all arithmetic is 64-bit
+// and wraps.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// config.json of a qwen4_exp checkpoint: the text part, with every default filled in. Meanings and symbols: README,
-// "The model". All sizes count elements.
+// config.json of a qwen4_exp checkpoint: the text part, with every default filled in. Meanings and symbols:
+// libcore/engine/README.md. All sizes count elements.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The tensors of a published EXL3 pack of a given geometry: names, dtypes, shapes, widths, and what each one is for.
-// Source: the headers of the published packs (README, "The model").
+// Source: the headers of the published packs (libcore/engine/README.md).
 #pragma once
 
 #include <cstdint>

@@ -33,6 +33,7 @@ class CheckScript(unittest.TestCase):
             "libcore/a/d.cpp": ("#include <cuda_runtime.h>\n", "libcore/a/d.cpp:1: CUDA headers stay"),
             "apps/fnx_a.cpp": ('#include "kernels/cuda/x.h"\n', "apps/fnx_a.cpp:1: an app includes the inside"),
             "libcore/a/long.cpp": ("\n" * 601, "libcore/a/long.cpp:601: file is longer than 600 lines"),
+            "README.md": ("\n" * 601, "README.md:601: file is longer than 600 lines"),
             "libcore/a/raw.cpp": ("int* p = new int[4];\n", "libcore/a/raw.cpp:1: raw allocation"),
             "kernels/cuda/raw.cu": ("void f() {\n  cudaMallocAsync(&p, 4, s);\n}\n", "kernels/cuda/raw.cu:2: raw allocation"),
             "scripts/path.py": ("x = '/ho" "me/me/x'\n", "scripts/path.py:1: path of one machine"),

@@ -54,6 +54,7 @@ TEST_CASE("synth: refuses what it cannot write and leaves nothing behind") {
   write_file(dir / "full", "x");
   const RunResult there = synth({"--model", "synth:tiny,layers=1", "--out", (dir / "full").string()});
   CHECK(there.exit_code == 6);
+  CHECK(there.out.empty());
   CHECK(there.err.find("exists and is no empty folder") != std::string::npos);
   // No disk of a test machine holds this one.
   const RunResult large =
