@@ -349,9 +349,9 @@ std::unique_ptr<Kernel> fill_entry() {
   e.record = {
       "fill_planned",
       "fill_planned",
-      {{"fill_planned_kernel", 256, 64, 0, 0, 0}},
+      {{"fill_planned_kernel", 256, 64, 3072, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "264 blocks of 256 threads",
+      "528 blocks of 256 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
        {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
@@ -473,9 +473,9 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.record = {
       "fill_foreseen",
       "fill_foreseen",
-      {{"fill_foreseen_kernel", 32, 64, 42 * 1024, 0, 0}},
+      {{"fill_foreseen_kernel", 512, 80, 0, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "8 blocks of 32 threads",
+      "4 blocks of 512 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
        {"state", "bytes", "PoolState of experts, lines and all", 8,
         "read, ahead, ahead_bytes and chosen_bytes written"},

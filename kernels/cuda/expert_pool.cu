@@ -217,11 +217,11 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
 }
 
 // Enough loads on their way to fill the link several times over.
-constexpr int kFillThreads = 256, kFillBlocks = 264, kTogether = 64;
+constexpr int kFillThreads = 256, kFillBlocks = 528, kTogether = 64;
 
 // Grid: kFillBlocks. Blocks take the pieces of all copies in turn, several at once.
 __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
-  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads, kPieces = 8 / kLoads;
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads, kPieces = 4 / kLoads;
   static_assert(kLoads * kFillThreads == kPieceWords);
   __shared__ const std::byte *home[kTogether], *staged[kTogether];
   __shared__ uint4* to[kTogether];
@@ -289,9 +289,9 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
   if (blockIdx.x == 0 && staging) stage.order->given = 0;
 }
 
-// Their loads fill the link, and what is on its way when the order comes is little. Few blocks, because each
-// multiprocessor that has one holds fewer of the kernels beside them.
-constexpr int kAheadBlocks = 8, kAheadSlots = 5;
+// Their loads fill the link, and what is on its way when the order comes is little. On few multiprocessors, because
+// each of these holds less of the kernels beside them.
+constexpr int kAheadBlocks = 4, kAheadThreads = 512;
 constexpr uint64_t kPatience = 2'000'000;  // ns
 
 __device__ __forceinline__ uint64_t nanoseconds() {
@@ -300,132 +300,86 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return t;
 }
 
-// Copies of up to kPiece bytes through shared memory, several on their way; of one thread.
-struct PieceCopies {
-  struct Slot {
-    std::byte* to;
-    uint64_t loaded;  // a barrier
-    uint32_t bytes;
-  };
-  struct Memory {
-    alignas(128) std::byte pieces[kAheadSlots][PoolStage::kPiece];
-    Slot slots[kAheadSlots];
-  };
-  static constexpr int kLoads = kAheadSlots - 1;  // the other slot is read by a store
-  Memory& m;
-  int issued = 0, stored = 0;
-
-  static __device__ __forceinline__ uint32_t address(const void* shared) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  }
-  __device__ __forceinline__ PieceCopies(Memory& memory, bool mine) : m(memory) {
-    if (!mine) return;
-    for (Slot& s : m.slots) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&s.loaded)) : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  }
-  // Waits for the oldest load and sends it on.
-  __device__ __forceinline__ void store() {
-    const Slot& s = m.slots[stored % kAheadSlots];
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(address(&s.loaded)),
-        "r"(stored / kAheadSlots & 1)
-        : "memory");
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(s.to),
-                 "r"(address(m.pieces[stored % kAheadSlots])), "r"(s.bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    ++stored;
-  }
-  __device__ __forceinline__ void copy(const std::byte* from, std::byte* to, uint32_t bytes) {
-    if (issued - stored == kLoads) store();
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kAheadSlots - kLoads) : "memory");
-    Slot& s = m.slots[issued % kAheadSlots];
-    s.to = to, s.bytes = bytes;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(&s.loaded)), "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     address(m.pieces[issued % kAheadSlots])),
-                 "l"(from), "r"(bytes), "r"(address(&s.loaded))
-                 : "memory");
-    ++issued;
-  }
-  __device__ __forceinline__ void finish() {
-    while (stored < issued) store();
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  }
-};
-
-// Grid: kAheadBlocks, a warp each, of which one thread copies. The pieces of each place are dealt to the blocks in
-// turn, each place's from another block on.
-__global__ void __launch_bounds__(32) fill_foreseen_kernel(FillForeseenParams p) {
-  __shared__ PieceCopies::Memory memory;
-  __shared__ const std::byte* from[PoolStage::kPlaces];
-  __shared__ int64_t bytes[PoolStage::kPlaces];  // to copy
-  const int lane = threadIdx.x, blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+// Grid: kAheadBlocks. Each warp copies for itself: the pieces of a place are dealt to them in turn, each place's from
+// another warp on. Lane i keeps what place i gets.
+__global__ void __launch_bounds__(kAheadThreads) fill_foreseen_kernel(FillForeseenParams p) {
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / 32;
+  static_assert(PoolStage::kPlaces == 32, "a lane a place");
+  const int lane = threadIdx.x % 32, blocks = static_cast<int>(gridDim.x), warps = blocks * (kAheadThreads / 32);
+  const int warp = static_cast<int>(threadIdx.x) / 32 * blocks + static_cast<int>(blockIdx.x);
   const ForeseenExperts& f = p.foreseen;
   const PoolStage& stage = f.stage;
+  const int pieces = static_cast<int>(stage.pieces);
   wait_previous();
+  const auto given = [&] { return *static_cast<volatile int32_t*>(&stage.order->given); };
+  int seen = given();  // a piece ago, so that nothing waits for it
   // Lines may change meanwhile: this only decides what is worth a copy.
   int e = lane < f.count ? f.ids[lane] - f.first : -1;
   const bool lacks =
       e >= 0 && e < p.state.experts && place_of(f.ids, f.count, e + f.first) == lane && p.state.line_of[e] < 0;
-  from[lane] = lacks ? p.homes[e].home : nullptr, bytes[lane] = lacks ? p.homes[e].bytes : 0;
+  const std::byte* home = lacks ? p.homes[e].home : nullptr;
+  int words = lacks ? static_cast<int>(p.homes[e].bytes / 16) : 0;
   const unsigned lacked = __ballot_sync(kFullWarp, lacks);
-  // The block's first piece of a place.
-  const auto first_piece = [&](int place) { return (block + 5 * place) % blocks; };
+  const auto first_piece = [&](int place) { return (warp + 5 * place) % warps; };
   for (int place = 0; place < PoolStage::kPlaces; ++place)
-    for (int at = first_piece(place) + blocks * lane; at < stage.pieces; at += blocks * 32)
-      stage.there[place * stage.pieces + at] = 0;
+    for (int at = first_piece(place) + warps * lane; at < pieces; at += warps * 32)
+      stage.there[place * pieces + at] = 0;
   __syncwarp();
-  const auto given = [&] { return *static_cast<volatile int32_t*>(&stage.order->given); };
 
-  int last_place = 0, last_at = 0, state = 0;  // where the order found the copies
-  Word ahead = 0, chosen = 0, experts = 0;
-  PieceCopies copies(memory, lane == 0);
-  const auto copy = [&](int place, int at) {
-    const int64_t first = at * PoolStage::kPiece, left = bytes[place] - first;
-    const auto n = static_cast<uint32_t>(left < PoolStage::kPiece ? left : PoolStage::kPiece);
-    copies.copy(from[place] + first, stage.lines + place * stage.line_bytes + first, n);
-    stage.there[place * stage.pieces + at] = 1;
-    return n;
-  };
-  if (lane == 0) {
-    int seen = given();  // a piece ago, so that nothing waits for it
-    for (last_place = 0; last_place < f.count && state == 0; last_place += state == 0) {
-      for (last_at = first_piece(last_place); last_at * PoolStage::kPiece < bytes[last_place]; last_at += blocks) {
-        state = seen;
-        if (state != 0) break;
-        seen = given();
-        ahead += copy(last_place, last_at), experts += last_at == 0;
-      }
+  bool open = true;
+  // The warp's pieces of a place from `at` on, while nothing is ordered or as ordered; returns their bytes.
+  const auto copy = [&](int place, int& at) {
+    const int all = __shfl_sync(kFullWarp, words, place);
+    const auto from = __shfl_sync(kFullWarp, reinterpret_cast<Word>(home), place);
+    Word bytes = 0;
+    for (; at * kPieceWords < all; at += warps) {
+      if (open && (open = __shfl_sync(kFullWarp, seen, 0) == 0, !open)) break;
+      if (open) seen = given();
+      const int first = at * kPieceWords + lane;
+      const uint4* const source = reinterpret_cast<const uint4*>(from) + first;
+      uint4* const to = reinterpret_cast<uint4*>(stage.lines + place * stage.line_bytes) + first;
+      uint4 v[kLoads];
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        if (first + 32 * k < all) v[k] = __ldcs(source + 32 * k);
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        if (first + 32 * k < all) to[32 * k] = v[k];
+      if (lane == 0) stage.there[place * pieces + at] = 1;
+      bytes += 16 * min(kPieceWords, all - at * kPieceWords);
     }
+    return bytes;
+  };
+  int last_place = 0, last_at = 0;  // where the order found the copies
+  Word ahead = 0, chosen = 0, experts = 0;
+  for (; last_place < f.count && open; last_place += open) {
+    last_at = first_piece(last_place);
+    const bool begins = last_at == 0;
+    const Word bytes = copy(last_place, last_at);
+    ahead += bytes, experts += begins && bytes > 0;
+  }
+  if (lane == 0) {
     const uint64_t start = nanoseconds();
     while (given() == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
-    state = given();
+    seen = given();
     __threadfence();
   }
-  if (__shfl_sync(kFullWarp, state, 0) != 0) {
+  open = false;
+  if (__shfl_sync(kFullWarp, seen, 0) != 0) {
     const volatile StageOrder& order = *stage.order;
     const int other = lane - PoolStage::kForeseen;
     if (other >= 0) e = other < order.count ? order.experts[other] : -1;
     const bool wanted = e >= 0 && (other >= 0 || (order.places >> lane & 1) != 0);
-    if (wanted) from[lane] = p.homes[e].home;
-    bytes[lane] = wanted ? p.homes[e].bytes : 0;
-    __syncwarp();
-    for (int place = 0; lane == 0 && place < PoolStage::kPlaces; ++place) {
+    if (wanted) home = p.homes[e].home;
+    words = wanted ? static_cast<int>(p.homes[e].bytes / 16) : 0;
+    for (int place = 0; place < PoolStage::kPlaces; ++place) {
       int at = first_piece(place);
       if (place < last_place && (lacked >> place & 1) != 0) continue;  // all there
       if (place == last_place && (lacked >> place & 1) != 0) at = last_at;
-      for (; at * PoolStage::kPiece < bytes[place]; at += blocks) chosen += copy(place, at);
+      chosen += copy(place, at);
     }
   }
   if (lane > 0) return;
-  copies.finish();
   PoolWords& w = *p.state.words;
   if (ahead > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead_bytes), ahead);
   if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead), experts);
@@ -467,7 +421,7 @@ void fill_planned(const FillPlannedParams& p, cudaStream_t stream) {
 void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream) {
   check_state("fill_foreseen", p.state, p.foreseen.stage.lines, p.foreseen.stage.line_bytes);
   check_foreseen("fill_foreseen", p.foreseen);
-  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, 32, 0, stream, p);
+  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, kAheadThreads, 0, stream, p);
 }
 
 }  // namespace fnx::cuda
