@@ -473,7 +473,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.record = {
       "fill_foreseen",
       "fill_foreseen",
-      {{"fill_foreseen_kernel", 512, 80, 0, 0, 0}},
+      {{"fill_foreseen_kernel", 512, 96, 0, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
       "4 blocks of 512 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},

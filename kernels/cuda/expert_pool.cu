@@ -71,23 +71,30 @@ template <class Number>
 __device__ __forceinline__ void give_order(StageOrder& order, int lines, const PlanShared& s, int foreseen, int choices,
                                            Number number) {
   const int lane = threadIdx.x % 32;
-  int distinct = 0, others = 0;
+  // The state's number of the choice at i where it is the expert's first one, else -1.
+  const auto first_choice = [&](int i) {
+    const int e = i < choices ? number(i) : -1;
+    return e >= 0 && s.first[e] == i ? e : -1;
+  };
+  int distinct = 0;
+  for (int start = 0; start < choices; start += 32)
+    distinct += __popc(__ballot_sync(kFullWarp, first_choice(start + lane) >= 0));
+  int others = 0;
   unsigned places = 0;
-  for (int start = 0; start < choices; start += 32) {
-    const int i = start + lane, e = i < choices ? number(i) : -1;
-    const bool first = e >= 0 && s.first[e] == i, missed = first && s.line_of[e] < 0;
+  for (int start = 0; start < choices && distinct <= lines; start += 32) {
+    const int e = first_choice(start + lane);
+    const bool missed = e >= 0 && s.line_of[e] < 0;
     const int place = missed ? place_of(s.foreseen, foreseen, e) : -1;
     if (place >= 0) places |= 1u << place;
     const unsigned other = __ballot_sync(kFullWarp, missed && place < 0);
     const int at = others + __popc(other & ((1u << lane) - 1));
     if (missed && place < 0 && at < StageOrder::kMost) order.experts[at] = e;
-    others += __popc(other), distinct += __popc(__ballot_sync(kFullWarp, first));
+    others += __popc(other);
   }
   places = __reduce_or_sync(kFullWarp, places);
   __syncwarp();
   if (lane > 0) return;
-  const bool holds = distinct <= lines;
-  order.places = holds ? places : 0, order.count = holds ? min(others, StageOrder::kMost) : 0;
+  order.places = places, order.count = min(others, StageOrder::kMost);
   __threadfence();
   *static_cast<volatile int32_t*>(&order.given) = 1;
 }
@@ -233,19 +240,21 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
   const int tid = threadIdx.x, blocks = static_cast<int>(gridDim.x);
   const int pieces = static_cast<int>(PoolStage::pieces_of(p.line_bytes));
   wait_previous();
-  const int count = *p.state.fill_count;
   const bool staging = f.ids != nullptr;
+  const auto* const fills = reinterpret_cast<const int2*>(p.state.fills);
+  const int count = *p.state.fill_count;
+  int2 fill = fills[min(tid, p.state.lines - 1)];  // with the count, which says whether it is one
   if (staging && tid < PoolStage::kPlaces) {
-    const int other = tid - PoolStage::kForeseen;
-    held[tid] = tid < f.count ? f.ids[tid] - f.first : -1;
-    if (other >= 0) held[tid] = other < stage.order->count ? stage.order->experts[other] : -1;
+    const int other = tid - PoolStage::kForeseen, expert = stage.order->experts[max(other, 0)];
+    const int foreseen = tid < f.count ? f.ids[tid] - f.first : -1;
+    held[tid] = other < 0 ? foreseen : other < stage.order->count ? expert : -1;
   }
   Word copied = 0, taken = 0;
   for (int start = 0; start < count; start += kTogether) {
     const int some = min(kTogether, count - start);
     __syncthreads();
     if (tid < some) {
-      const int2 fill = reinterpret_cast<const int2*>(p.state.fills)[start + tid];
+      if (start > 0) fill = fills[start + tid];
       const PooledExpert& e = p.homes[fill.y];
       home[tid] = e.home, words[tid] = static_cast<int>(e.bytes / 16);
       to[tid] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
@@ -302,7 +311,7 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 
 // Grid: kAheadBlocks. Each warp copies for itself: the pieces of a place are dealt to them in turn, each place's from
 // another warp on. Lane i keeps what place i gets.
-__global__ void __launch_bounds__(kAheadThreads) fill_foreseen_kernel(FillForeseenParams p) {
+__global__ void __launch_bounds__(kAheadThreads, 1) fill_foreseen_kernel(FillForeseenParams p) {
   constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / 32;
   static_assert(PoolStage::kPlaces == 32, "a lane a place");
   const int lane = threadIdx.x % 32, blocks = static_cast<int>(gridDim.x), warps = blocks * (kAheadThreads / 32);
@@ -312,29 +321,31 @@ __global__ void __launch_bounds__(kAheadThreads) fill_foreseen_kernel(FillForese
   const int pieces = static_cast<int>(stage.pieces);
   wait_previous();
   const auto given = [&] { return *static_cast<volatile int32_t*>(&stage.order->given); };
-  int seen = given();  // a piece ago, so that nothing waits for it
   // Lines may change meanwhile: this only decides what is worth a copy.
   int e = lane < f.count ? f.ids[lane] - f.first : -1;
-  const bool lacks =
-      e >= 0 && e < p.state.experts && place_of(f.ids, f.count, e + f.first) == lane && p.state.line_of[e] < 0;
-  const std::byte* home = lacks ? p.homes[e].home : nullptr;
-  int words = lacks ? static_cast<int>(p.homes[e].bytes / 16) : 0;
-  const unsigned lacked = __ballot_sync(kFullWarp, lacks);
   const auto first_piece = [&](int place) { return (warp + 5 * place) % warps; };
   for (int place = 0; place < PoolStage::kPlaces; ++place)
     for (int at = first_piece(place) + warps * lane; at < pieces; at += warps * 32)
       stage.there[place * pieces + at] = 0;
+  if (e < 0 || e >= p.state.experts) e = -1;
+  const PooledExpert foreseen = p.homes[max(e, 0)];
+  const bool lacks = (p.state.line_of[max(e, 0)] < 0) & (e >= 0) & (__ffs(__match_any_sync(kFullWarp, e)) == lane + 1);
+  const std::byte* home = foreseen.home;
+  int words = lacks ? static_cast<int>(foreseen.bytes / 16) : 0;
+  const unsigned lacked = __ballot_sync(kFullWarp, lacks);
   __syncwarp();
 
-  bool open = true;
-  // The warp's pieces of a place from `at` on, while nothing is ordered or as ordered; returns their bytes.
+  bool open = true;  // until the order is given
+  // The warp's pieces of a place from `at` on, no more of them if it was open and is not; returns their bytes.
   const auto copy = [&](int place, int& at) {
     const int all = __shfl_sync(kFullWarp, words, place);
     const auto from = __shfl_sync(kFullWarp, reinterpret_cast<Word>(home), place);
     Word bytes = 0;
     for (; at * kPieceWords < all; at += warps) {
-      if (open && (open = __shfl_sync(kFullWarp, seen, 0) == 0, !open)) break;
-      if (open) seen = given();
+      if (open) {
+        open = __shfl_sync(kFullWarp, given(), 0) == 0;
+        if (!open) break;
+      }
       const int first = at * kPieceWords + lane;
       const uint4* const source = reinterpret_cast<const uint4*>(from) + first;
       uint4* const to = reinterpret_cast<uint4*>(stage.lines + place * stage.line_bytes) + first;
@@ -358,13 +369,13 @@ __global__ void __launch_bounds__(kAheadThreads) fill_foreseen_kernel(FillForese
     const Word bytes = copy(last_place, last_at);
     ahead += bytes, experts += begins && bytes > 0;
   }
+  open = false;
+  int seen = 0;
   if (lane == 0) {
     const uint64_t start = nanoseconds();
-    while (given() == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
-    seen = given();
+    while ((seen = given()) == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
     __threadfence();
   }
-  open = false;
   if (__shfl_sync(kFullWarp, seen, 0) != 0) {
     const volatile StageOrder& order = *stage.order;
     const int other = lane - PoolStage::kForeseen;

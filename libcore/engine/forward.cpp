@@ -74,8 +74,8 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   const View ids = narrowed(a_.ids), slots = narrowed(a_.slots);
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
+  const Foreseen next = foresee(layer, stack);  // beside the choice and the plan, which need little of the device
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
-  const Foreseen next = foresee(layer, stack);  // beside the plan, which needs less of the device than the router
   run_experts(layer, u, ids, slots, next);
   if (slots_) report_slots(layer, ids, slots);
   View shared;
