@@ -38,8 +38,9 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
       ->capture_default_str();
   app.add_option("--planner", planner,
                  "Where decode rounds with experts in host memory are planned; device: by kernels, which graphs "
-                 "record; ahead: the same, and experts that the next layer will probably choose are copied early")
-      ->check(CLI::IsMember({"host", "device", "ahead"}))
+                 "record; ahead: the same, and experts that the next layer will probably choose are copied early; "
+                 "auto: ahead on a GPU, else host")
+      ->check(CLI::IsMember({"auto", "host", "device", "ahead"}))
       ->capture_default_str();
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
@@ -80,10 +81,6 @@ void refuse_unsupported(const ModelOptions& o) {
   if (o.tp != 1 && !o.ranks) refuse(fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
 }
 
-Planner planner_of(const ModelOptions& o) {
-  return *std::find_if(kPlanners.begin(), kPlanners.end(), [&](Planner p) { return planner_name(p) == o.planner; });
-}
-
 // Why the cuda backend cannot run the model here; empty when it can.
 std::string cuda_problem(int device) {
   if (cuda_runtime_version() == "none") return "no cuda backend in this build";
@@ -101,8 +98,7 @@ int device_of(const ModelOptions& o, const Ranks* ranks) {
   return o.device + ranks->place().local_rank;
 }
 
-std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* ranks, Receipt& receipt) {
-  const int device = o.backend == "cpu" ? 0 : device_of(o, ranks);
+std::unique_ptr<Backend> choose_backend(const ModelOptions& o, int device, Receipt& receipt) {
   const std::string problem = o.backend == "cpu" ? "" : cuda_problem(device);
   if (o.backend == "cuda" && !problem.empty())
     throw Error(ErrorKind::Unsupported, fmt::format("--backend cuda: {}; or use --backend cpu", problem));
@@ -191,8 +187,13 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   m.ranks = run.start_ranks(options.tp);
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
-  m.backend = choose_backend(options, m.ranks, run.receipt());
-  m.graphs = options.graph == "on" || (options.graph == "auto" && m.backend->name() == "cuda");
+  m.device = device_of(options, m.ranks);
+  m.backend = choose_backend(options, m.device, run.receipt());
+  const bool cuda = m.backend->name() == "cuda";
+  m.planner = cuda ? Planner::Ahead : Planner::Host;
+  for (const Planner p : kPlanners)
+    if (planner_name(p) == options.planner) m.planner = p;
+  m.graphs = options.graph == "on" || (options.graph == "auto" && cuda);
   run.receipt().set_effective("graph", m.graphs ? "on" : "off", options.graph == "auto" ? "default" : "flag");
   if (m.ranks != nullptr) connect_ranks(m, run.receipt());
   return m;
@@ -223,10 +224,9 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   engine.ranks = nullptr;  // a plan's engine agrees with nobody
   LoadOptions load;
   load.draft_head = engine.state.draft_head;
-  load.shard = shard, load.pools.planner = planner_of(options);
+  load.shard = shard, load.pools.planner = planner;
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
-  const int device = device_of(options, ranks);
   if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   if (options.expert_lines != "auto") {
@@ -298,7 +298,7 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   load.accept_raw_norms = options.accept_raw_norms;
   load.shard = shard();
   load.pools.lines = expert_lines, load.pools.check_lines = options.check_lines;
-  load.pools.planner = planner_of(options);
+  load.pools.planner = planner;
   return this->load(load, run);
 }
 

@@ -21,7 +21,7 @@ struct ModelOptions {
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
   std::string vram_limit, graph = "auto", expert_lines = "auto";
-  std::string planner = "host";
+  std::string planner = "auto";
   std::string draft = "off";             // auto, off or a number
   std::string kv_device_tokens = "all";  // all, auto or a number
   int64_t inject_capture_failure = 0;
@@ -43,7 +43,9 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
+  int device = 0;                         // number of this rank's GPU, where the backend runs on one
   bool graphs = false;                    // of --graph, for EngineOptions
+  Planner planner = Planner::Host;        // of --planner
   Ranks* ranks = nullptr;                 // of --tp, connected; the run's
   uint64_t exchange_bytes = 0;            // of device memory, measured when they connected
   int64_t expert_lines = 0;               // a layer, as plan() chose; 0: every expert on the device
