@@ -43,22 +43,19 @@ void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const Vie
                               Event* known, const std::function<void()>& compute) {
   Pool& p = pools_[bank];
   const View to = state(states_, bank), own = lines(p.first_line, options_.lines);
-  const Foreseen foreseen = std::exchange(foreseen_, {});
+  const Foreseen foreseen = std::exchange(foreseen_, next);
   backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own, foreseen);
   if (foreseen) backend_.wait(stream, *stage_filled_);
   if (next) backend_.wait(stream, *known);  // here, where it is over by now: the stack may change after compute()
   backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own, foreseen);
-  if (next) copy_ahead(bank + 1, next, *known);  // the link is theirs as soon as the copies ahead of this bank end
+  if (next) {  // the link is theirs as soon as the copies ahead of this bank end
+    Pool& after = pools_[bank + 1];
+    backend_.wait(*ahead_stream_, *known);
+    backend_.fill_foreseen(*ahead_stream_, *after.bank, after.planner.options(), state(states_, bank + 1), next);
+    backend_.record(*ahead_stream_, *stage_filled_);
+  }
   if (options_.check_lines) backend_.check_served(stream, *p.bank);
   compute();
-}
-
-void ExpertPools::copy_ahead(int64_t bank, const Foreseen& foreseen, Event& known) {
-  Pool& p = pools_[bank];
-  foreseen_ = foreseen;
-  backend_.wait(*ahead_stream_, known);
-  backend_.fill_foreseen(*ahead_stream_, *p.bank, p.planner.options(), state(states_, bank), foreseen);
-  backend_.record(*ahead_stream_, *stage_filled_);
 }
 
 void ExpertPools::release(Stream& stream) {

@@ -189,8 +189,8 @@ class Engine {
   void attend(const QsaLayer& layer, const Batch& batch, const QsaRows& rows, const KvCache& kv, const View& out);
   bool stages(const Batch& batch) const;
   void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next);
-  // What the rows of a stack will probably choose in a layer to come: on a stream of its own.
-  Foreseen foresee(int64_t layer, const View& stack);
+  // What the rows of a stack, of this layer's experts, will probably choose in the next one: on a stream of its own.
+  Foreseen foresee(const Layer& layer, const View& stack);
   // [R, those of each row that have a place].
   View foreseen_rows(const View& v, int64_t rows) const;
   void launch_foresight(const Layer& next, const View& stack, const View& ids);

@@ -75,8 +75,6 @@ class ExpertPools {
   // `next`: what is foreseen of the bank after this one, as soon as `known`, which compute() waits for; or nothing.
   void run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids, const Foreseen& next, Event* known,
                    const std::function<void()>& compute);
-  // Starts copies of what is foreseen of the bank that is planned next, as soon as `known`.
-  void copy_ahead(int64_t bank, const Foreseen& foreseen, Event& known);
   // Ends what this stream has to do with the state, before the stream goes.
   void release(Stream& stream);
   // Of the rounds to come; not Host needs pools that were not made with it, Ahead engines that were made when it was

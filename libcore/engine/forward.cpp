@@ -45,8 +45,6 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   Backend& ops = backend_;
   Stream& s = *stream_;
 
-  const Foreseen own = layer_number(layer) == 0 ? foresee(0, stack) : Foreseen{};
-  if (own) weights_.pools->copy_ahead(0, own, *foreseen_);
   ops.hc_mix(s, layer.attn_hc.ops, lacking, stack, u, attn.inj);
   if (gdn != nullptr) {
     const GdnLayer& g = *layer.gdn;
@@ -67,7 +65,6 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   }
 
   const MoeLayer& m = layer.moe;
-  if (own) backend_.wait(s, *foreseen_);  // the stack changes
   ops.hc_mix(s, layer.mlp_hc.ops, attn, stack, u, mlp.inj);
   const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
   const auto narrowed = [&](View v) {
@@ -77,8 +74,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   const View ids = narrowed(a_.ids), slots = narrowed(a_.slots);
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
-  // Beside the choice and the plan, which need little of the device.
-  const Foreseen next = foresee(layer_number(layer) + 1, stack);
+  const Foreseen next = foresee(layer, stack);  // beside the choice and the plan, which need little of the device
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
   run_experts(layer, u, ids, slots, next);
   if (slots_) report_slots(layer, ids, slots);
@@ -117,16 +113,17 @@ void Engine::attend(const QsaLayer& layer, const Batch& batch, const QsaRows& ro
   }
 }
 
-// The stack lacks the layer's attention and the experts of the one before: most of what a router sees is there.
-Foreseen Engine::foresee(int64_t layer, const View& stack) {
+// The stack lacks this layer's experts and the next one's attention: most of what a router sees is there.
+Foreseen Engine::foresee(const Layer& layer, const View& stack) {
+  const int64_t l = layer_number(layer);
   if (reserving_ || !foresight_ || !weights_.pools->looks_ahead() || stack.shape[0] > kMostForeseen ||
-      layer >= config().layers())
+      l + 1 >= config().layers())
     return {};
-  const auto turn = static_cast<size_t>(layer % 2);
+  const auto turn = static_cast<size_t>(l % 2);
   const View ids = foreseen_rows(a_.next_ids[turn], stack.shape[0]);
   backend_.record(*stream_, *stack_mixed_);
   backend_.wait(*foresight_, *stack_mixed_);
-  launch_foresight(weights_.layers[static_cast<size_t>(layer)], stack, ids);
+  launch_foresight(weights_.layers[static_cast<size_t>(l + 1)], stack, ids);
   backend_.record(*foresight_, *foreseen_);
   return {ids, a_.stages[turn], weights_.pools->line_bytes()};
 }
