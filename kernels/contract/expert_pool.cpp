@@ -475,7 +475,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
       "fill_foreseen",
       {{"fill_foreseen_kernel", 512, 96, 0, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "4 blocks of 512 threads",
+      "6 blocks of 512 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
        {"state", "bytes", "PoolState of experts, lines and all", 8,
         "read, ahead, ahead_bytes and chosen_bytes written"},

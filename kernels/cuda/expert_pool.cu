@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
 
 // Their loads fill the link, and what is on its way when the order comes is little. On few multiprocessors, because
 // each of these holds less of the kernels beside them.
-constexpr int kAheadBlocks = 4, kAheadThreads = 512;
+constexpr int kAheadBlocks = 6, kAheadThreads = 512;
 constexpr uint64_t kPatience = 2'000'000;  // ns
 
 __device__ __forceinline__ uint64_t nanoseconds() {

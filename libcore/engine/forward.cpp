@@ -66,6 +66,7 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
 
   const MoeLayer& m = layer.moe;
   ops.hc_mix(s, layer.mlp_hc.ops, attn, stack, u, mlp.inj);
+  const Foreseen next = foresee(layer, stack);
   const int64_t columns = config().experts_per_token + (m.shared_in_bank() ? 1 : 0);
   const auto narrowed = [&](View v) {
     v.shape[1] = columns;
@@ -74,7 +75,6 @@ Injection Engine::run_layer(const Layer& layer, const GdnState* gdn, const KvCac
   const View ids = narrowed(a_.ids), slots = narrowed(a_.slots);
   const Linear* const gates[] = {m.router.get(), m.shared_expert_gate.get()};
   ops.linears(s, gates, u, std::array{rows(a_.router), rows(a_.shared_expert_gate)});
-  const Foreseen next = foresee(layer, stack);  // beside the choice and the plan, which need little of the device
   ops.router(s, config().normalise_top_k, rows(a_.router), ids, rows(a_.weights));
   run_experts(layer, u, ids, slots, next);
   if (slots_) report_slots(layer, ids, slots);
@@ -129,7 +129,7 @@ Foreseen Engine::foresee(const Layer& layer, const View& stack) {
 }
 
 View Engine::foreseen_rows(const View& v, int64_t rows) const {
-  const int64_t each = std::min<int64_t>(PoolStage::kForeseen / rows, config().experts_per_token);
+  const int64_t each = std::min(PoolStage::kForeseen / rows, config().experts);
   return v.rows(0, rows * each).reshape({rows, each});
 }
 
