@@ -162,7 +162,8 @@ std::unique_ptr<Kernel> qsa_select_entry() {
               "none",
               "a head whose dot product is NaN counts as 0"};
   // A part of the blocks, all of them with and without scores, and more than a warp's registers hold.
-  e.host_shapes = {qsa_shape(2, 1, 9, DType::BF16), qsa_shape(2, 1, 40, DType::BF16)};
+  e.host_shapes = {qsa_shape(2, 1, 9, DType::BF16), qsa_shape(2, 1, 40, DType::BF16),
+                   qsa_shape(2, 1, 9, DType::BF16, 8300)};
   e.more_device_shapes = {qsa_shape(24, 2, 512, DType::BF16), qsa_shape(24, 2, 512, DType::BF16, 12000),
                           qsa_shape(24, 2, 512, DType::BF16, 34000)};
   e.value_rows = 20;
