@@ -146,12 +146,8 @@ class GraphAb {
   }
 
   EngineOptions engine_options(const Workload& work, bool graphs) const {
-    EngineOptions eo;
-    eo.state = work.state();
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work.max_rows();
+    EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
     eo.graphs = graphs;
-    eo.ranks = model_.communicator();
     return eo;
   }
 

@@ -94,12 +94,8 @@ class PoolAb {
 
   void measure() {
     const Workload work = workload(0, o_.rounds), train = workload(1, o_.train_rounds);
-    EngineOptions eo;
-    eo.state = work.state();
+    EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
     eo.state.tokens = eo.state.max_tokens = o_.prompt + std::max(o_.rounds, o_.train_rounds);
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work.max_rows();
-    eo.graphs = model_.graphs;
     if (model_.plan(o_.model, eo, run_)) return;
     if (model_.expert_lines == 0)
       throw Error(ErrorKind::Unsupported,
