@@ -278,9 +278,8 @@ class DraftAb {
       receipt.add_series(fmt::format("{}/{}_ns_per_token", name, kArms[a]), "ns", "warm", arms[a].ns_per_token);
     const PairedRatio ratio = paired_ratio(arms[0].ns_per_token, d.ns_per_token);
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-    std::string missing = fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs);
-    if (o_.pairs >= kFewestPairs) {
-      missing.clear();
+    const std::string missing = few_pairs(o_.pairs);
+    if (missing.empty()) {
       evidence["ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       evidence["ratio_plain_first"] = ratio.a_first;
       evidence["ratio_drafted_first"] = ratio.b_first;
