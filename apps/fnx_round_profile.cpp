@@ -84,6 +84,7 @@ void profile(const Options& o, ToolRun& run) {
                                           std::max(o.rows * o.lane_rows, std::min(o.chunk_rows, o.context)));
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, false, run);
+  run.receipt().set_effective("arms", Json::array({"replayed", "eager"}), "this tool runs both");
   const std::unique_ptr<RecordingBackend> backend = make_recording_backend(*model.backend);
   double eager = 0, replayed = 0;
   for (const bool graphs : {true, false}) {
@@ -93,8 +94,7 @@ void profile(const Options& o, ToolRun& run) {
     Rounds rounds(engine, o);
     (graphs ? replayed : eager) = median_ns(rounds, o.rounds);
     if (graphs) {
-      run.receipt().evidence["graph_replays"] = engine.graph_counters().replays;
-      run.receipt().evidence["graph_bytes"] = engine.graph_counters().bytes;
+      run.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
       continue;
     }
     backend->start();
@@ -119,6 +119,7 @@ void profile(const Options& o, ToolRun& run) {
         fmt::format("{:<26} {:>6} {:>9} {:>10} {:>10.1f}\n", "together", "", round.whole.launches, "", sum * 1e6));
     run.print(fmt::format("the round's launches back to back: {:.1f} us\n", round.whole.seconds * 1e6));
   }
+  report_pools(weights, run);
   run.receipt().add_series("eager_round_ns", "ns", "warm", {eager});
   run.receipt().add_series("graph_round_ns", "ns", "warm", {replayed});
   run.print(fmt::format("a round: {:.1f} us eager, {:.1f} us replayed\n", eager / 1e3, replayed / 1e3));
@@ -136,6 +137,7 @@ int main(int argc, char** argv) {
       argc, argv, info,
       [&](CLI::App& app) {
         o.model.add(app);
+        o.model.add_graphs(app, true);
         app.add_option("--rows", o.rows, "Sequences of the round")->check(CLI::Range(1, 1024))->capture_default_str();
         app.add_option("--lane-rows", o.lane_rows, "Tokens of each sequence in the round: 1 decodes, more is a prompt")
             ->check(CLI::Range(1, 1 << 16))

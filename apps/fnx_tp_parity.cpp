@@ -28,6 +28,7 @@ struct Options {
     model.ranks = true;
     model.tp = 2;
     model.add(app);
+    model.add_graphs(app);
     app.add_option("--sequences", sequences, "Sequences that run together, one cell each")
         ->type_name("LIST")
         ->capture_default_str();
@@ -152,8 +153,7 @@ class TpParity {
   EngineOptions engine_options(const Cell& cell, const Arm& arm, bool graphs) const {
     const Workload work = workload(cell);
     EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
-    eo.graphs = graphs, eo.inject_capture_failures = o_.model.inject_capture_failure;
-    eo.ranks = arm.ranks, eo.plant = arm.plant;
+    eo.graphs = graphs, eo.ranks = arm.ranks, eo.plant = arm.plant;
     return eo;
   }
 
@@ -176,8 +176,7 @@ class TpParity {
 
   void report_graphs(const Cell& cell, const Arm& arm, const Engine& engine) {
     const GraphCounters& g = engine.graph_counters();
-    run_.receipt().evidence[cell.name()][arm.name] = {
-        {"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
+    run_.receipt().evidence[cell.name()][arm.name] = graphs_json(g);
     if (arm.lines > 0 && model_.planner == Planner::Host)
       run_.receipt().add_not_run(fmt::format("{}/{} replayed", cell.name(), arm.name),
                                  "--planner host waits for every layer's choice");

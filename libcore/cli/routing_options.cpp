@@ -21,6 +21,8 @@ RoutingRecord::RoutingRecord(const RoutingOptions& options, const TensorSource& 
   if (!options.profile_dir.empty()) profile_ = std::make_unique<ProfileRun>(options.profile_dir, identity);
 }
 
+bool RoutingRecord::reads_choices() const { return !options_.trace_file.empty() || profile_ != nullptr; }
+
 void RoutingRecord::warm(const Weights& weights) const {
   if (!profile_ || !weights.pools || profile_->start().runs == 0) return;
   weights.pools->warm([&](int64_t bank) { return profile_->start().layer(bank); });
