@@ -51,7 +51,6 @@ BenchSeries bench_product(BenchRun& run, const BenchOperation& op, int64_t in, i
   a.rows = R, a.in = in, a.out = out, a.x = arena.rows(R * in, 2), a.y = arena.take<float>(R * out);
   b = a, b.out = second, b.y = arena.take<float>(R * second);
   const bool pair = second > 0;
-  if (pair && !plain_pairs(a, b)) throw Error(ErrorKind::Internal, op.name + ": the matrices do not share a launch");
   const int64_t partials = pair ? plain_pair_partials(R, in, out, second) : plain_partials(R, in, out);
   const int64_t counters = plain_counters(in, out) + (pair ? plain_counters(in, second) : 0);
   a.work = {arena.take<float>(partials), arena.take<uint32_t>(counters)};
