@@ -75,6 +75,8 @@ struct Plan {
   bool experts = true;
   std::vector<fnx::BenchOperation> operations;
 };
+
+// Fills in the operations and drops what no filter names.
 void keep_wanted(Plan& plan, const std::vector<std::string>& filters) {
   std::vector<int64_t> few;
   std::copy_if(plan.rows.begin(), plan.rows.end(), std::back_inserter(few),
