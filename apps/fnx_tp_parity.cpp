@@ -131,14 +131,11 @@ class TpParity {
   }
 
   void load(Arm& arm) {
-    LoadOptions load;
-    load.pools.lines = arm.lines, load.pools.check_lines = o_.model.check_lines;
+    LoadOptions load = model_.load_options(o_.model);
+    load.pools.lines = arm.lines;
     load.draft_head = false;
-    load.accept_raw_norms = o_.model.accept_raw_norms;
-    if (arm.ranks != nullptr) {
-      load.shard = model_.shard();
-      load.plant_shard_plan = o_.plant == "shard-plan";
-    }
+    if (arm.ranks == nullptr) load.shard = {};
+    load.plant_shard_plan = arm.ranks != nullptr && o_.plant == "shard-plan";
     arm.weights.emplace(model_.load(load, run_));
   }
 
@@ -185,7 +182,10 @@ class TpParity {
     const GraphCounters& g = engine.graph_counters();
     run_.receipt().evidence[cell.name()][arm.name] = {
         {"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
-    if (arm.lines == 0)  // offloaded experts are planned on the host, layer by layer
+    if (arm.lines > 0 && model_.planner == Planner::Host)
+      run_.receipt().add_not_run(fmt::format("{}/{} replayed", cell.name(), arm.name),
+                                 "--planner host waits for every layer's choice");
+    else
       run_.receipt().add_gate(fmt::format("{}/{}_replays", cell.name(), arm.name), static_cast<double>(g.replays),
                               ">=", 1, "replays");
   }
