@@ -292,6 +292,14 @@ bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolR
   return options.memory_plan;
 }
 
+EngineOptions OpenedModel::engine_options(const StateOptions& state, int64_t max_rows) const {
+  EngineOptions eo;
+  eo.state = state, eo.state.kv_dtype = backend->kv_dtype();
+  eo.max_rows = max_rows;
+  eo.graphs = graphs, eo.ranks = communicator();
+  return eo;
+}
+
 LoadOptions OpenedModel::load_options(const ModelOptions& options) const {
   LoadOptions load;
   load.accept_raw_norms = options.accept_raw_norms;
