@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
@@ -25,11 +26,12 @@ struct Options {
 // Rounds of a token, or more, a sequence after a prompt; the ids are made up, only their number matters.
 class Rounds {
  public:
-  Rounds(Engine& engine, const Options& o) : engine_(engine), o_(o) {
+  // A signal cuts the prompts short.
+  Rounds(Engine& engine, const Options& o, const ToolRun& run) : engine_(engine), o_(o) {
     for (int64_t i = 0; i < o.rows; ++i) slots_.push_back(engine.state().open());
     const std::vector<int32_t> prompt = made_up_prompt(o.context, engine.config().vocab_size);
     for (const int32_t slot : slots_)
-      for (int64_t at = 0; at < o.context; at += o.chunk_rows) {
+      for (int64_t at = 0; at < o.context && !run.stopping(); at += o.chunk_rows) {
         const LaneInput lane{slot, std::span(prompt).subspan(at, std::min(o.chunk_rows, o.context - at))};
         engine_.round({&lane, 1}, {}, 1);
       }
@@ -60,16 +62,18 @@ class Rounds {
 constexpr int kWarmRounds = 3;
 
 // A device that idled takes as long to reach its clocks.
-void warm_up(Engine& engine, const Options& o) {
-  for (const double until = now_ns() + 5e8; now_ns() < until;) {
-    Rounds rounds(engine, o);
+void warm_up(Engine& engine, const Options& o, const ToolRun& run) {
+  for (const double until = now_ns() + 5e8; now_ns() < until && !run.stopping();) {
+    Rounds rounds(engine, o, run);
     for (int i = 0; i < kWarmRounds; ++i) rounds.run();
   }
 }
 
-double median_ns(Rounds& rounds, int count) {
+// NaN when a signal ended it.
+double median_ns(Rounds& rounds, int count, const ToolRun& run) {
   std::vector<double> samples;
   for (int i = 0; i < count + kWarmRounds; ++i) {
+    if (run.stopping()) return std::nan("");
     const double began = now_ns();
     rounds.run();
     if (i >= kWarmRounds) samples.push_back(now_ns() - began);
@@ -90,9 +94,10 @@ void profile(const Options& o, ToolRun& run) {
   for (const bool graphs : {true, false}) {
     eo.graphs = graphs;
     Engine engine(weights, *backend, eo);
-    warm_up(engine, o);
-    Rounds rounds(engine, o);
-    (graphs ? replayed : eager) = median_ns(rounds, o.rounds);
+    warm_up(engine, o, run);
+    Rounds rounds(engine, o, run);
+    (graphs ? replayed : eager) = median_ns(rounds, o.rounds, run);
+    if (run.stopping()) return;
     if (graphs) {
       run.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
       continue;

@@ -16,6 +16,10 @@
 
 namespace fnx {
 
+namespace {
+constexpr int kMostRanks = 64;  // a process each is started before the model is known
+}
+
 void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
       ->required()
@@ -45,7 +49,7 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
   app.add_option("--tp", tp, "Ranks that share the experts, one a GPU: started here, or by torchrun, mpirun or srun")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, kMostRanks))
       ->capture_default_str();
   if (drafts) {
     draft = "auto";
