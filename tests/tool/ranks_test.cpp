@@ -166,7 +166,8 @@ TEST_CASE("ranks: fnx-tp-parity times one rank while the others wait, all togeth
 TEST_CASE(
     "ranks: fnx-tp-parity claims no ratio when pairs are few, or bits differ, and refuses a limit without pairs") {
   const auto outcome = [](const RunResult& run) {
-    for (const Json& gate : read_receipt(run, "fnx-tp-parity")["gates"])
+    const Json receipt = read_receipt(run, "fnx-tp-parity");
+    for (const Json& gate : receipt["gates"])
       if (gate["name"] == "greedy/c1/round/ratio") return gate["outcome"].get<std::string>();
     return std::string("none");
   };
