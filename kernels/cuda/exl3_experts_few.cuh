@@ -14,18 +14,18 @@ static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingB
               TileChain<exl3::Codebook::Mul1, 8, 1>::kRingBytes <= kExpertRingBytes);
 
 // Chain of a warp's n-tile over k-tiles [begin, end) of a matrix [in, out]. fill(first, tiles) brings the rows of a
-// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`. Early: the first tiles
-// are decoded before that.
-template <exl3::Codebook Book, bool Early, class Ready, class Fill>
+// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`. Early: `look` is called
+// and the first tiles are decoded before that.
+template <exl3::Codebook Book, bool Early, class Look, class Ready, class Fill>
 __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rings, const std::byte* rows, int64_t out,
-                                             int block, int begin, int end, float (&acc)[1][4], Ready ready,
+                                             int block, int begin, int end, float (&acc)[1][4], Look look, Ready ready,
                                              Fill fill) {
   const int warp = threadIdx.x / 32;
   with_width<Book>(m.half_bits, [&]<int HalfBits>() {
     using Chain = TileChain<Book, HalfBits, 1>;
     Chain chain(rings + warp * Chain::kRingBytes, m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits),
                 out / 16, end - begin, threadIdx.x % 32);
-    if constexpr (Early) chain.decode_early();
+    if constexpr (Early) look(), chain.decode_early();
     ready();
     for (int t = begin; t < end; t += kChunkTiles<1>) {
       const int tiles = min(kChunkTiles<1>, end - t);
@@ -48,11 +48,11 @@ __device__ __forceinline__ int64_t find_pair(const ExpertArgs& a) {
   return row * slots + rest - row * (slots - 1);
 }
 
-// Waits until a counter has come to `count`; what was written before that is then visible here.
-__device__ __forceinline__ void await(const uint32_t* counter, uint32_t count) {
+// Whether a counter has come to `count`; what was written before that is then visible here.
+__device__ __forceinline__ bool has_come(const uint32_t* counter, uint32_t count) {
   uint32_t seen;
-  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-  while (seen < count);
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  return seen >= count;
 }
 
 // Brings the table into the L2 before the ids are known.
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   }
   float acc[1][4] = {};
   expert_chain<Book, false>(
-      m, rings, rows, a.width, block, begin, end, acc,
+      m, rings, rows, a.width, block, begin, end, acc, [] {},
       [&] {
         // What the last block reads after its chain; the last warp has no rows to rotate.
         if (blockIdx.y < last || warp < 7 || lane >= 6) return;
@@ -184,19 +184,22 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   Exl3Matrix m;
   if (find_matrix(a, pair, 2, m) == nullptr) return leave();
   float acc[1][4] = {};
+  bool there = threadIdx.x > 0;
+  uint32_t arrived = 0;
   expert_chain<Book, true>(
-      m, rings, rows, a.hidden, block, begin, end, acc,
+      m, rings, rows, a.hidden, block, begin, end, acc, [&] { there = there || has_come(a.ready + pair, columns); },
       [&] {
         if (split == last && threadIdx.x < 2) prefetch_line(m.svh + block * 128 + threadIdx.x * 64);
         let_next_start();
-        if (threadIdx.x == 0) await(a.ready + pair, columns);
+        while (!there) there = has_come(a.ready + pair, columns);
         __syncthreads();
+        if (threadIdx.x == kFewThreads - 1) arrived = atomicAdd(a.ready + pair, 1) + 1;
       },
       [&](int first, int tiles) { load_rows<1, kFewThreads>(rows, a.down_xh + pair * 16, a.pairs, 1, first, tiles); });
   store_columns(z, warp * 16, lane, 1, acc);
   __syncthreads();
-  // The last block that reads the pair's rows empties its counter.
-  if (threadIdx.x == kFewThreads - 1 && atomicAdd(a.ready + pair, 1) + 1 == columns + readers) a.ready[pair] = 0;
+  // The last block of the pair empties its counter.
+  if (arrived == columns + readers) a.ready[pair] = 0;
   const float4 svh = warp == 0 && split == last ? load_half4(m.svh + block * 128 + 4 * lane) : float4{};
   if (last > 0) {
     uint32_t* slots = a.down_exchange + (pair * blocks + block) * last * kSlot;
