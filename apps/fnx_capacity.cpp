@@ -164,7 +164,7 @@ class Capacity {
 
   void note_device() {
     const std::vector<GpuInfo> gpus = model_.backend->name() == "cuda" ? list_gpus() : std::vector<GpuInfo>{};
-    const auto device = static_cast<size_t>(o_.model.device + (model_.ranks ? model_.ranks->place().local_rank : 0));
+    const auto device = static_cast<size_t>(model_.device);
     const uint64_t free = free_device_bytes();
     if (device < gpus.size() && free > 0) device_peak_ = std::max(device_peak_, gpus[device].memory_bytes - free);
   }

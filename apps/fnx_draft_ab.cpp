@@ -281,10 +281,9 @@ class DraftAb {
       receipt.add_series(fmt::format("{}/{}_ns_per_token", name, kArms[a]), "ns", "warm", arms[a].ns_per_token);
     const PairedRatio ratio = paired_ratio(arms[0].ns_per_token, d.ns_per_token);
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-    std::string interval = "too few pairs", missing = fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs);
+    std::string missing = fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs);
     if (o_.pairs >= kFewestPairs) {
       missing.clear();
-      interval = fmt::format("{:.3f} .. {:.3f}", ratio.interval.low, ratio.interval.high);
       evidence["ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       evidence["ratio_plain_first"] = ratio.a_first;
       evidence["ratio_drafted_first"] = ratio.b_first;
@@ -292,8 +291,9 @@ class DraftAb {
     figures_.push_back({name + "/ratio", "ratio", ratio.median, missing});
     const auto share = [](int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; };
     run_.print(fmt::format("{:<20}{:>12.1f}{:>12.1f}{:>9.3f}{:>18}{:>9.2f}{:>9.2f}  {}\n", name,
-                           1e9 / median(arms[0].ns_per_token), 1e9 / median(d.ns_per_token), ratio.median, interval,
-                           1 + share(d.kept, d.rounds), share(d.kept, d.drafted), fmt::join(d.depths, " ")));
+                           1e9 / median(arms[0].ns_per_token), 1e9 / median(d.ns_per_token), ratio.median,
+                           interval_text(ratio), 1 + share(d.kept, d.rounds), share(d.kept, d.drafted),
+                           fmt::join(d.depths, " ")));
   }
 
   const Options& o_;

@@ -233,9 +233,8 @@ class GraphAb {
     }
     const PairedRatio ratio = paired_ratio(arms[0].ns, arms[1].ns);
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-    std::string interval = "too few pairs", missing = few_pairs();
+    std::string missing = few_pairs();
     if (missing.empty()) {
-      interval = fmt::format("{:.3f} .. {:.3f}", ratio.interval.low, ratio.interval.high);
       receipt.evidence[name]["ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       receipt.evidence[name]["ratio_off_first"] = ratio.a_first;
       receipt.evidence[name]["ratio_on_first"] = ratio.b_first;
@@ -245,8 +244,9 @@ class GraphAb {
     std::string floor_text = fmt::format("{:>12}{:>10}", "-", "-");
     if (cell.decode) floor_text = report_floor(cell, median(arms[1].ns));
     run_.print(fmt::format("{:<14}{:>12.3f}{:>12.3f}{:>9.3f}{:>18}{:>10.3f}{:>10.3f}{:>10}{}\n", name,
-                           median(arms[0].ns) / 1e6, median(arms[1].ns) / 1e6, ratio.median, interval, ratio.a_first,
-                           ratio.b_first, graphs.replays > 0 ? std::to_string(graphs.replays) : "none", floor_text));
+                           median(arms[0].ns) / 1e6, median(arms[1].ns) / 1e6, ratio.median, interval_text(ratio),
+                           ratio.a_first, ratio.b_first, graphs.replays > 0 ? std::to_string(graphs.replays) : "none",
+                           floor_text));
   }
 
   // Why no speed may be claimed; empty when one may.

@@ -231,10 +231,8 @@ class PoolAb {
       figures_.push_back({name + "/ratio", "ratio", ratio.median,
                           enough ? "" : fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs)});
       if (enough) receipt.evidence[name + "_ratio_interval"] = {ratio.interval.low, ratio.interval.high};
-      run_.print(fmt::format(
-          "{:<14}{:>12.3f}{:>12.3f}{:>13.3f}{:>18}\n", name, median(arms_[0].ns[f]) / 1e6, median(arms_[1].ns[f]) / 1e6,
-          ratio.median,
-          enough ? fmt::format("{:.3f} .. {:.3f}", ratio.interval.low, ratio.interval.high) : "too few pairs"));
+      run_.print(fmt::format("{:<14}{:>12.3f}{:>12.3f}{:>13.3f}{:>18}\n", name, median(arms_[0].ns[f]) / 1e6,
+                             median(arms_[1].ns[f]) / 1e6, ratio.median, interval_text(ratio)));
     }
     return true;
   }

@@ -305,10 +305,10 @@ class TpParity {
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
     // Every rank ran alone at the same time: independent processes give `world` times one's throughput.
     run_.print(
-        fmt::format("{:<28}{} {:.3f} ms, {} {:.3f} ms: {:.3f} times one rank ({:.3f} .. {:.3f}), {:.3f} of {} "
+        fmt::format("{:<28}{} {:.3f} ms, {} {:.3f} ms: {:.3f} times one rank ({}), {:.3f} of {} "
                     "independent ones\n",
-                    name, one, median(ns[0]) / 1e6, all, median(ns[1]) / 1e6, ratio.median, ratio.interval.low,
-                    ratio.interval.high, ratio.median / o_.model.tp, o_.model.tp));
+                    name, one, median(ns[0]) / 1e6, all, median(ns[1]) / 1e6, ratio.median, interval_text(ratio),
+                    ratio.median / o_.model.tp, o_.model.tp));
   }
 
   const Options& o_;

@@ -98,8 +98,7 @@ int device_of(const ModelOptions& o, const Ranks* ranks) {
   return o.device + ranks->place().local_rank;
 }
 
-std::unique_ptr<Backend> choose_backend(const ModelOptions& o, const Ranks* ranks, Receipt& receipt) {
-  const int device = o.backend == "cpu" ? 0 : device_of(o, ranks);
+std::unique_ptr<Backend> choose_backend(const ModelOptions& o, int device, Receipt& receipt) {
   const std::string problem = o.backend == "cpu" ? "" : cuda_problem(device);
   if (o.backend == "cuda" && !problem.empty())
     throw Error(ErrorKind::Unsupported, fmt::format("--backend cuda: {}; or use --backend cpu", problem));
@@ -188,7 +187,8 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   m.ranks = run.start_ranks(options.tp);
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
-  m.backend = choose_backend(options, m.ranks, run.receipt());
+  m.device = device_of(options, m.ranks);
+  m.backend = choose_backend(options, m.device, run.receipt());
   const bool cuda = m.backend->name() == "cuda";
   m.planner = cuda ? Planner::Ahead : Planner::Host;
   for (const Planner p : kPlanners)
@@ -227,7 +227,6 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   load.shard = shard, load.pools.planner = planner;
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
-  const int device = device_of(options, ranks);
   if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   if (options.expert_lines != "auto") {

@@ -43,6 +43,7 @@ struct OpenedModel {
   ModelConfig config;
   std::string digest;  // of the fingerprint that the receipt names
   std::unique_ptr<Backend> backend;
+  int device = 0;                         // number of this rank's GPU, where the backend runs on one
   bool graphs = false;                    // of --graph, for EngineOptions
   Planner planner = Planner::Host;        // of --planner
   Ranks* ranks = nullptr;                 // of --tp, connected; the run's

@@ -2,7 +2,6 @@
 
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
-#include "libcore/measure/statistics.h"
 
 using namespace fnx;
 
@@ -26,15 +25,4 @@ TEST_CASE("gates: a name means a whole figure or the end of several, and what is
     CAPTURE(wrong);
     CHECK_THROWS_WITH_AS(parse_gates({wrong}, names), doctest::Contains(wrong), Error);
   }
-}
-
-TEST_CASE("statistics: pairs give the median of their ratios, its interval and both orders") {
-  const PairedRatio r = paired_ratio({4, 6, 8, 3}, {2, 2, 2, 1});
-  CHECK(r.ratios == std::vector<double>{2, 3, 4, 3});
-  CHECK(r.median == 3);
-  CHECK(r.interval.low >= 2);
-  CHECK(r.interval.high <= 4);
-  CHECK(r.a_first == 3);
-  CHECK(r.b_first == 3);
-  CHECK_THROWS_AS(paired_ratio({1}, {}), Error);
 }

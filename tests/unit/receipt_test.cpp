@@ -8,7 +8,6 @@
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
 #include "libcore/cli/tool.h"
-#include "libcore/measure/statistics.h"
 #include "libcore/receipt/document.h"
 #include "tests/support/temp_dir.h"
 
@@ -34,23 +33,6 @@ TEST_CASE("write_file_atomic: replaces the file a link names and leaves no tempo
   CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 2);
   CHECK_THROWS_WITH_AS(write_file_atomic(dir.path(), "x"), doctest::Contains("Is a directory"), Error);
   CHECK_THROWS_AS(write_file_atomic(dir / "none/x", "x"), Error);
-}
-
-TEST_CASE("statistics: interpolates percentiles between neighbours") {
-  CHECK(percentile({4, 1, 3, 2}, 50) == 2.5);
-  CHECK(percentile({1, 2, 3, 4, 5}, 5) == doctest::Approx(1.2));
-  CHECK(percentile({7}, 95) == 7);
-  CHECK_THROWS_AS(percentile({}, 50), Error);
-}
-
-TEST_CASE("statistics: gives the same bootstrap interval for the same samples") {
-  const std::vector<double> samples = {1.0, 1.1, 0.9, 1.05, 0.95, 1.2, 0.8, 1.0};
-  const Interval a = bootstrap_median(samples), b = bootstrap_median(samples);
-  CHECK(a.low == b.low);
-  CHECK(a.high == b.high);
-  CHECK(a.low <= median(samples));
-  CHECK(median(samples) <= a.high);
-  CHECK(bootstrap_median({3, 3, 3, 3}).low == 3);
 }
 
 TEST_CASE("receipt: judges gates by their comparator and fails what is not finite") {
