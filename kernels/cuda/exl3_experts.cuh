@@ -26,7 +26,7 @@ struct ExpertArgs {
   float* slots;               // [pairs, hidden]
   uint32_t* gate_exchange;    // few: [pairs, width/128, 2 * gate_splits - 1, 128], empty between launches
   uint32_t* down_exchange;    // few: [pairs, hidden/128, down_splits - 1, 128]
-  uint32_t* ready;            // few: [pairs] columns of down_xh that are there, plus readers; 0 between launches
+  uint32_t* ready;            // few, or null: [pairs] columns of down_xh there, plus readers; 0 between launches
   const int32_t* order;       // many: pair of each sorted place
   const ExpertUnit* units;    // many
   const int32_t* unit_count;  // many

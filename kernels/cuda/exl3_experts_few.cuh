@@ -14,18 +14,18 @@ static_assert(TileChain<exl3::Codebook::Mul1, 16, 1>::kRingBytes <= kExpertRingB
               TileChain<exl3::Codebook::Mul1, 8, 1>::kRingBytes <= kExpertRingBytes);
 
 // Chain of a warp's n-tile over k-tiles [begin, end) of a matrix [in, out]. fill(first, tiles) brings the rows of a
-// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`. Early: `look` is called
-// and the first tiles are decoded before that.
-template <exl3::Codebook Book, bool Early, class Look, class Ready, class Fill>
+// chunk into shared memory at `rows`; it runs between barriers, the first time after `ready`. Early: the first tiles
+// are decoded before that.
+template <exl3::Codebook Book, bool Early, class Ready, class Fill>
 __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rings, const std::byte* rows, int64_t out,
-                                             int block, int begin, int end, float (&acc)[1][4], Look look, Ready ready,
+                                             int block, int begin, int end, float (&acc)[1][4], Ready ready,
                                              Fill fill) {
   const int warp = threadIdx.x / 32;
   with_width<Book>(m.half_bits, [&]<int HalfBits>() {
     using Chain = TileChain<Book, HalfBits, 1>;
     Chain chain(rings + warp * Chain::kRingBytes, m.trellis + (begin * (out / 16) + block * 8 + warp) * (8 * HalfBits),
                 out / 16, end - begin, threadIdx.x % 32);
-    if constexpr (Early) look(), chain.decode_early();
+    if constexpr (Early) chain.decode_early();
     ready();
     for (int t = begin; t < end; t += kChunkTiles<1>) {
       const int tiles = min(kChunkTiles<1>, end - t);
@@ -48,11 +48,11 @@ __device__ __forceinline__ int64_t find_pair(const ExpertArgs& a) {
   return row * slots + rest - row * (slots - 1);
 }
 
-// Whether a counter has come to `count`; what was written before that is then visible here.
-__device__ __forceinline__ bool has_come(const uint32_t* counter, uint32_t count) {
+// Waits until a counter has come to `count`; what was written before that is then visible here.
+__device__ __forceinline__ void await(const uint32_t* counter, uint32_t count) {
   uint32_t seen;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-  return seen >= count;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  while (seen < count);
 }
 
 // Brings the table into the L2 before the ids are known.
@@ -103,18 +103,19 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   Exl3Matrix m;
   const Exl3Expert* expert = find_matrix(a, pair, up ? 1 : 0, m);
   if (expert == nullptr) return wait_for_previous();
-  // This warp's first 128 inputs, ahead of the weights, behind which these loads would queue.
-  const float* x = a.x + static_cast<unsigned>(pair) / static_cast<unsigned>(a.slots_per_row) * a.hidden;
-  const int own = begin / 8 + warp;
-  float4 v = {};
-  uint2 scale = {};
-  if (own * 8 < end) {
-    v = *reinterpret_cast<const float4*>(x + own * 128 + 4 * lane);
-    scale = *reinterpret_cast<const uint2*>(m.suh + own * 128 + 4 * lane);
-  }
+  const float* x = a.x + static_cast<unsigned>(pair) / static_cast<unsigned>(a.slots_per_row) * a.hidden + 4 * lane;
+  float4 v;
+  uint2 scale;
+  const auto fetch = [&](int at) {  // 128 inputs
+    v = *reinterpret_cast<const float4*>(x + at * 128);
+    scale = *reinterpret_cast<const uint2*>(m.suh + at * 128 + 4 * lane);
+  };
+  // This warp's first, ahead of the weights, behind which the loads would queue.
+  bool fetched = (begin / 8 + warp) * 8 < end;
+  if (fetched) fetch(begin / 8 + warp);
   float acc[1][4] = {};
   expert_chain<Book, false>(
-      m, rings, rows, a.width, block, begin, end, acc, [] {},
+      m, rings, rows, a.width, block, begin, end, acc,
       [&] {
         // What the last block reads after its chain; the last warp has no rows to rotate.
         if (blockIdx.y < last || warp < 7 || lane >= 6) return;
@@ -122,15 +123,15 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
         prefetch_line(scales + block * 128 + lane % 2 * 64);
       },
       [&](int first, int tiles) {
-        if (first > begin) return rotate_rows<1, kFewThreads>(rows, x, m.suh, a.hidden, 1, first, tiles);
-        const int tile = own * 8 - first, more = (begin / 8 + 8) * 8;  // the first tile beyond
-        if (tile < tiles) {
+#pragma unroll 1
+        for (int at = first / 8 + warp; at * 8 < first + tiles; at += kFewThreads / 32) {
+          if (!fetched) fetch(at);
+          fetched = false;
           const float4 h = rotate_block(v, load_half4(reinterpret_cast<const uint16_t*>(&scale)), lane);
+          const int tile = at * 8 - first;
           if (tile + lane / 4 >= 0 && tile + lane / 4 < tiles)
             store_rotated(reinterpret_cast<uint16_t*>(rows) + tile * 16, 1, 0, 0, lane, h);
         }
-        if (more < first + tiles)
-          rotate_rows<1, kFewThreads>(rows + (more - first) * 32, x, m.suh, a.hidden, 1, more, first + tiles - more);
       });
   store_columns(z, warp * 16, lane, 1, acc);
   if (known) wait_for_previous();
@@ -160,13 +161,14 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   if (warp == 1) return;
   const float4 h = activate(y, *reinterpret_cast<const float4*>(z + 4 * lane));
   store_rotated(a.down_xh, a.pairs, pair, block, lane, rotate_block(h, suh, lane));
+  if (a.ready == nullptr) return;
   __threadfence();
   __syncwarp();
   if (lane == 0) atomicAdd(a.ready + pair, 1);
 }
 
-// Grid: (hidden/128, down_splits, pairs). Runs after the kernel above alone, whose blocks have all started, and waits
-// for those of its pair; they have waited for the ids.
+// Grid: (hidden/128, down_splits, pairs). Runs after the kernel above alone, whose blocks have all started and waited
+// for the ids. With `ready` a block waits for those of its pair alone.
 template <exl3::Codebook Book>
 __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const ExpertArgs a) {
   __shared__ __align__(16) std::byte rings[8 * kExpertRingBytes];
@@ -184,14 +186,15 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   Exl3Matrix m;
   if (find_matrix(a, pair, 2, m) == nullptr) return leave();
   float acc[1][4] = {};
-  bool there = threadIdx.x > 0;
   uint32_t arrived = 0;
   expert_chain<Book, true>(
-      m, rings, rows, a.hidden, block, begin, end, acc, [&] { there = there || has_come(a.ready + pair, columns); },
+      m, rings, rows, a.hidden, block, begin, end, acc,
       [&] {
         if (split == last && threadIdx.x < 2) prefetch_line(m.svh + block * 128 + threadIdx.x * 64);
+        if (a.ready == nullptr) wait_for_previous();
         let_next_start();
-        while (!there) there = has_come(a.ready + pair, columns);
+        if (a.ready == nullptr) return;
+        if (threadIdx.x == 0) await(a.ready + pair, columns);
         __syncthreads();
         if (threadIdx.x == kFewThreads - 1) arrived = atomicAdd(a.ready + pair, 1) + 1;
       },
