@@ -103,16 +103,8 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   Exl3Matrix m;
   const Exl3Expert* expert = find_matrix(a, pair, up ? 1 : 0, m);
   if (expert == nullptr) return wait_for_previous();
-  const float* x = a.x + static_cast<unsigned>(pair) / static_cast<unsigned>(a.slots_per_row) * a.hidden + 4 * lane;
-  float4 v;
-  uint2 scale;
-  const auto fetch = [&](int at) {  // 128 inputs
-    v = *reinterpret_cast<const float4*>(x + at * 128);
-    scale = *reinterpret_cast<const uint2*>(m.suh + at * 128 + 4 * lane);
-  };
-  // This warp's first, ahead of the weights, behind which the loads would queue.
-  bool fetched = (begin / 8 + warp) * 8 < end;
-  if (fetched) fetch(begin / 8 + warp);
+  // Ahead of the weights, behind which the scales would queue.
+  if (2 * static_cast<int>(threadIdx.x) < end - begin) prefetch_line(m.suh + (begin + 2 * threadIdx.x) * 16);
   float acc[1][4] = {};
   expert_chain<Book, false>(
       m, rings, rows, a.width, block, begin, end, acc,
@@ -123,15 +115,8 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
         prefetch_line(scales + block * 128 + lane % 2 * 64);
       },
       [&](int first, int tiles) {
-#pragma unroll 1
-        for (int at = first / 8 + warp; at * 8 < first + tiles; at += kFewThreads / 32) {
-          if (!fetched) fetch(at);
-          fetched = false;
-          const float4 h = rotate_block(v, load_half4(reinterpret_cast<const uint16_t*>(&scale)), lane);
-          const int tile = at * 8 - first;
-          if (tile + lane / 4 >= 0 && tile + lane / 4 < tiles)
-            store_rotated(reinterpret_cast<uint16_t*>(rows) + tile * 16, 1, 0, 0, lane, h);
-        }
+        const int64_t row = static_cast<unsigned>(pair) / static_cast<unsigned>(a.slots_per_row);
+        rotate_rows<1, kFewThreads>(rows, a.x + row * a.hidden, m.suh, a.hidden, 1, first, tiles);
       });
   store_columns(z, warp * 16, lane, 1, acc);
   if (known) wait_for_previous();
