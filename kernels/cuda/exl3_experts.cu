@@ -29,7 +29,7 @@ int64_t most_units(int64_t pairs, int64_t experts) {
   return std::min(pairs, experts + pairs / unit_pairs(pairs, experts));
 }
 
-// Pairs up to which gate and up take so few waves of blocks that down gains by not waiting for their end.
+// Pairs up to which gate and up take so few waves of blocks that starting before others have ended gains.
 constexpr int64_t kOverlapPairs = 48;
 
 // Words of the exchange that a pair takes.
@@ -188,8 +188,10 @@ ExpertArgs make_args(const Exl3Experts& p, const Workspace& w) {
   a.gate_begins = split_begins(p.hidden, a.gate_splits), a.down_begins = split_begins(p.width, a.down_splits);
   a.gate_exchange = reinterpret_cast<uint32_t*>(base);
   a.down_exchange = a.gate_exchange + a.pairs * gate_slots(p);
-  if (a.pairs <= kOverlapPairs) a.ready = a.down_exchange + a.pairs * down_slots(p);
-  a.known = p.last_known && p.slots_per_row > 1 ? static_cast<int>(p.rows) : 0;
+  if (a.pairs <= kOverlapPairs) {
+    a.ready = a.down_exchange + a.pairs * down_slots(p);
+    a.known = p.last_known && p.slots_per_row > 1 ? static_cast<int>(p.rows) : 0;
+  }
   a.gate_xh = reinterpret_cast<uint16_t*>(base + w.gate_xh);
   a.up_xh = reinterpret_cast<uint16_t*>(base + w.up_xh);
   a.gate = reinterpret_cast<float*>(base + w.gate);
