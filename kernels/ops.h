@@ -316,15 +316,15 @@ class Backend {
   // Plans a request by the rule of kernels/expert_planner.h, whose state is in device memory, lists the copies to make,
   // and serves each expert that has a line from there, every other pooled one in place; so must serve() have done
   // before the first plan. ids I32 [R, k or more]: the first k of each row are its choice, which all count as heat;
-  // pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line bytes]. Ends the copies to the stage of
-  // what was foreseen of this layer.
+  // pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line bytes]. Orders what the request
+  // misses from the copies to the stage of what was foreseen of this layer.
   virtual void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines,
                             const Foreseen&) = 0;
   // Makes the copies that the last plan of that state listed, of what is there from the stage; before the next use of
   // its lines, and after fill_foreseen() of the same. The stage may be filled again afterwards.
   virtual void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines, const Foreseen&) = 0;
-  // Copies experts that are foreseen and have no line to the stage, until the layer's plan is made, which may run
-  // beside it. A stage is zero at first.
+  // Copies experts that are foreseen and have no line to the stage until the layer's plan, which may run beside it, has
+  // given its order, and then what that lacks. A stage is zero at first.
   virtual void fill_foreseen(Stream&, ExpertBank&, const PoolOptions&, View state, const Foreseen&) = 0;
   // For debugging: waits for the stream and throws Internal when the line of a served expert holds another's canary.
   virtual void check_served(Stream&, const ExpertBank&) = 0;

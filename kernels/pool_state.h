@@ -14,7 +14,8 @@ struct PoolWords {
   uint64_t placed, placed_bytes;      // experts that a plan wants copied to a line
   uint64_t in_place, in_place_bytes;  // experts that were chosen and have no line after the plan
   uint64_t copied_bytes;              // as they were copied
-  uint64_t ahead, ahead_bytes;        // experts that a stage got bytes of, and these
+  uint64_t ahead, ahead_bytes;        // foreseen experts that a stage got bytes of before the choice, and these
+  uint64_t chosen_bytes;              // that a stage got after it
   uint64_t taken_bytes;               // of copied_bytes, from a stage
 };
 
@@ -49,26 +50,36 @@ struct PoolState {
   }
 };
 
-// Where experts that a layer will probably choose wait for its plan, as one run of bytes: those of Foreseen::ids, place
-// by place, as far as their copies came.
+// What a plan wants of a stage whose copies run beside it.
+struct StageOrder {
+  static constexpr int32_t kMost = 16;
+  int32_t given;    // 1 as soon as what follows is known
+  uint32_t places;  // bit i: the expert foreseen for place i
+  int32_t count;    // and these of the state's experts, for the places behind those foreseen
+  int32_t experts[kMost];
+};
+
+// Where experts that a layer will probably choose wait for its plan, and those that it then misses, as one run of
+// bytes: those of Foreseen::ids, place by place, and behind them the order's, as far as their copies came.
 struct PoolStage {
-  static constexpr int32_t kPlaces = 16;       // the first of the ids
-  static constexpr int64_t kPiece = 16 << 10;  // bytes that are there or not
-  std::byte* lines = nullptr;                  // [kPlaces, line_bytes]
-  uint8_t* there = nullptr;                    // [kPlaces, pieces]
-  int32_t* ended = nullptr;                    // the plan was made: no more copies
-  int64_t line_bytes = 0, pieces = 0;          // pieces: of a line, the last in part
+  static constexpr int32_t kForeseen = 16;  // the first of the ids
+  static constexpr int32_t kPlaces = kForeseen + StageOrder::kMost;
+  static constexpr int64_t kPiece = 4 << 10;  // bytes that are there or not
+  std::byte* lines = nullptr;                 // [kPlaces, line_bytes]
+  uint8_t* there = nullptr;                   // [kPlaces, pieces]
+  StageOrder* order = nullptr;
+  int64_t line_bytes = 0, pieces = 0;  // pieces: of a line, the last in part
 
   static constexpr int64_t pieces_of(int64_t line_bytes) { return (line_bytes + kPiece - 1) / kPiece; }
   static constexpr int64_t bytes(int64_t line_bytes) {
-    return kPlaces * (line_bytes + pieces_of(line_bytes)) + static_cast<int64_t>(sizeof(int32_t));
+    return kPlaces * (line_bytes + pieces_of(line_bytes)) + static_cast<int64_t>(sizeof(StageOrder));
   }
   static PoolStage at(std::byte* data, int64_t line_bytes) {
     PoolStage s;
     s.line_bytes = line_bytes, s.pieces = pieces_of(line_bytes);
     s.lines = data;
     s.there = reinterpret_cast<uint8_t*>(data + kPlaces * line_bytes);
-    s.ended = reinterpret_cast<int32_t*>(s.there + kPlaces * s.pieces);
+    s.order = reinterpret_cast<StageOrder*>(s.there + kPlaces * s.pieces);
     return s;
   }
 };

@@ -37,6 +37,38 @@ std::vector<int32_t> take_choices(const Problem& p, const PoolState& s) {
   return request;
 }
 
+// The place of the state's expert e among those foreseen, -1 without one.
+int64_t place_of(const Problem& p, int64_t e) {
+  const auto* ids = p["foreseen"].as<int32_t>();
+  const int64_t count = p["foreseen"].size(), place = std::find(ids, ids + count, e + p.number("first")) - ids;
+  return place < count ? place : -1;
+}
+
+StageOrder& order_of(Problem& p) { return *reinterpret_cast<StageOrder*>(p["order"].data()); }
+StageOrder order_of(const Problem& p) {
+  StageOrder order;
+  std::memcpy(&order, p["order"].data(), sizeof order);
+  return order;
+}
+void add_order(Problem& p, Role role) {
+  auto* words = p.add("order", DType::I32, role, false, {sizeof(StageOrder) / 4}).as<int32_t>();
+  std::fill_n(words, sizeof(StageOrder) / 4, 0);
+}
+
+// What a plan of this request orders.
+StageOrder ordered(const Problem& p, const PoolState& s, const std::vector<int32_t>& request) {
+  StageOrder order = order_of(p);
+  order.given = 1, order.places = 0, order.count = 0;
+  for (const int32_t e : request) {
+    if (std::ssize(request) > s.lines || s.line_of[e] >= 0) continue;
+    if (const int64_t place = place_of(p, e); place >= 0)
+      order.places |= 1u << place;
+    else if (order.count < StageOrder::kMost)
+      order.experts[order.count++] = e;
+  }
+  return order;
+}
+
 void list_copies(const Problem& p, const PoolState& s, const std::vector<int32_t>& was,
                  const std::vector<int32_t>& request) {
   *s.fill_count = 0;
@@ -57,6 +89,7 @@ Problem planned(const Problem& given) {
   Problem p = given;
   const PoolState s = state_of(p);
   const std::vector<int32_t> was = held(s), request = take_choices(p, s);
+  order_of(p) = ordered(p, s, request);
   ExpertPlanner planner(options_of(p));
   planner.load(s);
   planner.plan(request);
@@ -65,7 +98,7 @@ Problem planned(const Problem& given) {
   return p;
 }
 
-enum class PlanFault : uint8_t { None, LargestKey, NoDecay, WavesProtected, HitsUnprotected };
+enum class PlanFault : uint8_t { None, LargestKey, NoDecay, WavesProtected, HitsUnprotected, NoOrder, HitsOrdered };
 
 // The rule read aloud, on the state alone.
 void plan_host(Problem& p, PlanFault fault) {
@@ -78,8 +111,16 @@ void plan_host(Problem& p, PlanFault fault) {
   std::vector<int32_t> misses;
   std::vector<bool> kept(static_cast<size_t>(s.lines), false);
   size_t serves = 0;
+  StageOrder& order = order_of(p);
+  order.given = fault != PlanFault::NoOrder, order.places = 0, order.count = 0;
   for (const int32_t e : request) {
     s.count[e] += 256, s.touched[e] = ++w.clock, ++w.since_decay;
+    if (request.size() <= kept.size() && (s.line_of[e] < 0 || fault == PlanFault::HitsOrdered)) {
+      if (const int64_t place = place_of(p, e); place >= 0)
+        order.places |= 1u << place;
+      else if (order.count < StageOrder::kMost)
+        order.experts[order.count++] = e;
+    }
     if (s.line_of[e] < 0) {
       misses.push_back(e);
     } else {
@@ -160,21 +201,24 @@ void copies_domain(const Problem& p) {
 int64_t pieces(const Problem& p) { return PoolStage::pieces_of(p.number("bytes")); }
 
 // What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any.
-void add_foreseen(Problem& p, Random& random, int64_t count, Role role) {
-  count = std::min<int64_t>(count, PoolStage::kPlaces);
+void add_foreseen(Problem& p, Random& random, int64_t count) {
   auto* ids = p.add("foreseen", DType::I32, Role::In, false, {count}).as<int32_t>();
   for (int64_t i = 0; i < count; ++i)
     ids[i] = static_cast<int32_t>(p.number("first") + random.below(p.number("experts")));
-  if (count > 4) ids[1] = static_cast<int32_t>(p.number("all")) + 3, ids[4] = ids[2];
+  ids[1] = static_cast<int32_t>(p.number("all")) + 3, ids[4] = ids[2];
+}
+void add_stage(Problem& p, Role role) {
   p.add("stage", DType::I32, role, false, {PoolStage::kPlaces, p.number("bytes") / 4});
   p.add("there", DType::U8, role == Role::In ? role : Role::InOut, false, {PoolStage::kPlaces, pieces(p)});
 }
 
-// The place of the state's expert e, -1 without one.
-int64_t place_of(const Problem& p, int64_t e) {
-  const auto* ids = p["foreseen"].as<int32_t>();
-  const int64_t count = p["foreseen"].size(), place = std::find(ids, ids + count, e + p.number("first")) - ids;
-  return place < count ? place : -1;
+// The place of the state's expert e on the stage, -1 without one.
+int64_t staged_at(const Problem& p, int64_t e) {
+  if (const int64_t place = place_of(p, e); place >= 0) return place;
+  const StageOrder order = order_of(p);
+  const int32_t* end = order.experts + order.count;
+  const int64_t other = std::find(order.experts, end, static_cast<int32_t>(e)) - order.experts;
+  return other < order.count ? PoolStage::kForeseen + other : -1;
 }
 
 Expectation state_as(const Problem& given, const Problem& wanted) {
@@ -193,7 +237,8 @@ cuda::ForeseenExperts device_foreseen(const Problem& p, DeviceProblem& d) {
   cuda::ForeseenExperts f;
   f.ids = d.get<int32_t>("foreseen"), f.count = static_cast<int32_t>(p["foreseen"].size());
   f.first = static_cast<int32_t>(p.number("first"));
-  f.stage = {d.get<std::byte>("stage"), d.get<uint8_t>("there"), d.get<int32_t>("ended"), p.number("bytes"), pieces(p)};
+  f.stage = {d.get<std::byte>("stage"), d.get<uint8_t>("there"), d.get<StageOrder>("order"), p.number("bytes"),
+             pieces(p)};
   return f;
 }
 PoolState device_state(const Problem& p, DeviceProblem& d) {
@@ -205,12 +250,13 @@ std::unique_ptr<Kernel> plan_entry() {
   Entry e;
   e.record = {"plan_experts",
               "plan_experts",
-              {{"plan_experts_kernel", 512, 64, 40 * 1024, 0, 0}},
+              {{"plan_experts_kernel", 512, 64, 44 * 1024, 0, 0}},
               "1 <= lines <= experts <= 1024, 1 <= k <= columns, rows * k up to 65536, a decay from 1 touch on",
               "one block of 512 threads",
               {{"ids", "I32", "[rows, columns]", 4, "read"},
                {"state", "bytes", "PoolState of experts, lines and all", 8, "read and written"},
-               {"ended", "I32", "[1]", 4, "set to 1"}},
+               {"foreseen", "I32", "[up to 16]", 4, "read"},
+               {"order", "bytes", "StageOrder", 4, "written, given last"}},
               "none",
               "none: a request is the choices of all rows",
               "none: integers, by the rule of the planner on the host",
@@ -228,12 +274,14 @@ std::unique_ptr<Kernel> plan_entry() {
     auto* ids = p.add("ids", DType::I32, Role::In, true, {rows, columns}).as<int32_t>();
     for (int64_t i = 0; i < rows * columns; ++i) ids[i] = static_cast<int32_t>(random.below(p.number("all")));
     add_state(p, kind, random);
-    p.add("ended", DType::I32, Role::InOut, false, {1});
+    add_foreseen(p, random, 12);
+    add_order(p, Role::InOut);
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
-    return std::vector<Expectation>{state_as(given, planned(given)), expect_elements(given["ended"], [](int64_t) {
-                                      return Bounded{1, 0};
+    const Problem wanted = planned(given);
+    return std::vector<Expectation>{state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
+                                      return Bounded{wanted["order"].at(i), 0};
                                     })};
   };
   e.domain = [](const Problem& p) {
@@ -243,24 +291,18 @@ std::unique_ptr<Kernel> plan_entry() {
     require_range("choices", p.rows * p.number("k"), 0, 65536);
     require_range("decay", p.number("decay"), 1, UINT32_MAX);
   };
-  e.host = [](Problem& p) {
-    plan_host(p, PlanFault::None);
-    *p["ended"].as<int32_t>() = 1;
-  };
+  e.host = [](Problem& p) { plan_host(p, PlanFault::None); };
   e.exact_kinds = {Kind::Normal, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)},
                 {"a choice longer than a row", set_number("k", 6)},
                 {"a decay at every touch less than one", set_number("decay", 0)}};
   const auto fault = [](const char* name, PlanFault f) {
-    return host_control(name, 2, [f](Problem& p) {
-      plan_host(p, f);
-      *p["ended"].as<int32_t>() = 1;
-    });
+    return host_control(name, 2, [f](Problem& p) { plan_host(p, f); });
   };
   e.controls = {
-      fault("the largest key leaves", PlanFault::LargestKey), fault("counts never halved", PlanFault::NoDecay),
+      fault("the largest key leaves", PlanFault::LargestKey),   fault("counts never halved", PlanFault::NoDecay),
       fault("every wave protected", PlanFault::WavesProtected), fault("hits not protected", PlanFault::HitsUnprotected),
-      host_control("a stage that stays open", 2, [](Problem& p) { plan_host(p, PlanFault::None); })};
+      fault("an order that is not given", PlanFault::NoOrder),  fault("hits ordered too", PlanFault::HitsOrdered)};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::PlanExpertsParams q;
@@ -271,8 +313,9 @@ std::unique_ptr<Kernel> plan_entry() {
     q.homes = homes(p, d, nullptr);
     q.table = static_cast<cuda::Exl3Expert*>(d.workspace("table", p.number("experts") * sizeof(cuda::Exl3Expert)));
     q.lines = static_cast<std::byte*>(d.workspace("lines", 256)), q.line_bytes = p.number("bytes");
-    q.foreseen.ids = q.ids, q.foreseen.stage.ended = d.get<int32_t>("ended");
-    q.foreseen.stage.lines = q.lines, q.foreseen.stage.line_bytes = q.line_bytes;
+    q.foreseen.ids = d.get<int32_t>("foreseen"), q.foreseen.count = static_cast<int32_t>(p["foreseen"].size());
+    q.foreseen.first = static_cast<int32_t>(q.first);
+    q.foreseen.stage = {q.lines, nullptr, d.get<StageOrder>("order"), q.line_bytes, 0};
     cuda::plan_experts(q, d.stream());
   };
 #endif
@@ -287,7 +330,7 @@ void fill_host(Problem& p, FillFault fault) {
   for (int32_t i = 0; i < *s.fill_count; ++i) {
     const int32_t expert = s.fills[2 * i + 1];
     const int32_t from = fault == FillFault::Crossed ? s.fills[2 * (*s.fill_count - 1 - i) + 1] : expert;
-    const int64_t place = place_of(p, expert), bytes = expert_bytes(p, expert);
+    const int64_t place = staged_at(p, expert), bytes = expert_bytes(p, expert);
     for (int64_t at = 0, piece = 0; at < bytes; at += PoolStage::kPiece, ++piece) {
       const auto n = static_cast<size_t>(std::min(PoolStage::kPiece, bytes - at));
       const bool there = place >= 0 && (fault == FillFault::WholeStage ||
@@ -298,7 +341,7 @@ void fill_host(Problem& p, FillFault fault) {
     }
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
-  *p["ended"].as<int32_t>() = 0;
+  order_of(p).given = 0;
 }
 
 std::unique_ptr<Kernel> fill_entry() {
@@ -308,13 +351,13 @@ std::unique_ptr<Kernel> fill_entry() {
       "fill_planned",
       {{"fill_planned_kernel", 256, 64, 3072, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "128 blocks of 256 threads",
+      "528 blocks of 256 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
        {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
-       {"stage", "bytes", "[16, bytes]", 16, "read where pieces are there"},
-       {"there", "U8", "[16, pieces]", 1, "read"},
-       {"ended", "I32", "[1]", 4, "set to 0"},
+       {"stage", "bytes", "[32, bytes]", 16, "read where pieces are there"},
+       {"there", "U8", "[32, pieces]", 1, "read"},
+       {"order", "bytes", "StageOrder", 4, "read, given set to 0"},
        {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed"}},
       "none",
       "a line depends on the expert that is listed for it",
@@ -336,11 +379,16 @@ std::unique_ptr<Kernel> fill_entry() {
       int32_t* fill = s.fills + 2 * (*s.fill_count)++;
       fill[0] = l, fill[1] = static_cast<int32_t>((l * 5 + seed) % p.number("experts"));
     }
-    add_foreseen(p, random, 12, Role::In);
+    add_foreseen(p, random, 12);
+    add_stage(p, Role::In);
+    add_order(p, Role::InOut);
+    StageOrder& order = order_of(p);
+    order.given = 1;
+    for (int32_t i = 0; i < *s.fill_count && order.count < StageOrder::kMost; i += 3)
+      if (const int32_t expert = s.fills[2 * i + 1]; staged_at(p, expert) < 0) order.experts[order.count++] = expert;
     // Other values than the bank's, so that it shows where a piece comes from.
     fill_words(p["stage"], random);
     for (int64_t i = 0; i < p["there"].size(); ++i) p["there"].data()[i] = static_cast<std::byte>(random.below(2));
-    *p.add("ended", DType::I32, Role::InOut, false, {1}).as<int32_t>() = 1;
     p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
     return p;
   };
@@ -351,7 +399,7 @@ std::unique_ptr<Kernel> fill_entry() {
     Expectation lines = expect_elements(given["lines"], [](int64_t) { return Bounded{0, kUntouched}; });
     for (int32_t i = 0; i < *s.fill_count; ++i) {
       const int64_t line = s.fills[2 * i], expert = s.fills[2 * i + 1], count = expert_bytes(given, expert) / 4;
-      const int64_t place = place_of(given, expert);
+      const int64_t place = staged_at(given, expert);
       s.words->copied_bytes += static_cast<uint64_t>(4 * count);
       for (int64_t j = 0; j < count; ++j) {
         const auto at = static_cast<size_t>(line * words + j);
@@ -361,8 +409,8 @@ std::unique_ptr<Kernel> fill_entry() {
         lines.bound[at] = 0;
       }
     }
-    return std::vector<Expectation>{lines, state_as(given, wanted), expect_elements(given["ended"], [](int64_t) {
-                                      return Bounded{0, 0};
+    return std::vector<Expectation>{lines, state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
+                                      return Bounded{i == 0 ? 0.0 : given["order"].at(i), 0};
                                     })};
   };
   e.domain = copies_domain;
@@ -381,37 +429,42 @@ std::unique_ptr<Kernel> fill_entry() {
   return make_kernel(std::move(e));
 }
 
-// What a stage has to get: of place i, the state's expert, or -1.
+// What a stage has to get: of each place the state's expert, or -1.
 std::vector<int64_t> wanted_places(const Problem& p) {
   Problem copy = p;
   const PoolState s = state_of(copy);
-  std::vector<int64_t> experts;
+  const StageOrder order = order_of(p);
+  std::vector<int64_t> experts(PoolStage::kPlaces, -1);
   for (int64_t i = 0; i < p["foreseen"].size(); ++i) {
     const int64_t e = p["foreseen"].as<int32_t>()[i] - p.number("first");
     const bool lacks = e >= 0 && e < s.experts && s.line_of[e] < 0 && place_of(p, e) == i;
-    experts.push_back(lacks && *p["ended"].as<int32_t>() == 0 ? e : -1);
+    if (order.given != 0 ? (order.places >> i & 1) != 0 : lacks) experts[static_cast<size_t>(i)] = e;
   }
+  for (int32_t i = 0; order.given != 0 && i < order.count; ++i)
+    experts[static_cast<size_t>(PoolStage::kForeseen + i)] = order.experts[i];
   return experts;
 }
 
-enum class AheadFault : uint8_t { None, Residents, Marks };
+enum class AheadFault : uint8_t { None, Residents, Marks, NoOrder };
 void foreseen_host(Problem& p, AheadFault fault) {
   const PoolState s = state_of(p);
-  const std::vector<int64_t> experts = wanted_places(p);
+  Problem read = p;
+  if (fault == AheadFault::NoOrder) order_of(read).given = 0;
+  const bool given = order_of(read).given != 0;
+  const std::vector<int64_t> experts = wanted_places(read);
   const int64_t line = p.number("bytes");
-  for (size_t i = 0; i < experts.size(); ++i) {
-    int64_t e = experts[i];
-    if (const int64_t id = p["foreseen"].as<int32_t>()[i] - p.number("first");
-        fault == AheadFault::Residents && id >= 0 && id < s.experts)
-      e = id;
+  for (int64_t i = 0; i < std::ssize(experts); ++i) {
+    int64_t e = experts[static_cast<size_t>(i)];
+    if (fault == AheadFault::Residents && i < p["foreseen"].size())
+      if (const int64_t id = p["foreseen"].as<int32_t>()[i] - p.number("first"); id >= 0 && id < s.experts) e = id;
     const int64_t bytes = e < 0 ? 0 : expert_bytes(p, e);
-    auto* there = p["there"].as<uint8_t>() + static_cast<int64_t>(i) * pieces(p);
+    auto* there = p["there"].as<uint8_t>() + i * pieces(p);
     for (int64_t piece = 0; piece < pieces(p); ++piece)
       there[piece] = fault == AheadFault::Marks || piece * PoolStage::kPiece < bytes;
     if (bytes == 0) continue;
-    std::memcpy(p["stage"].data() + static_cast<int64_t>(i) * line, p["bank"].data() + e * line,
-                static_cast<size_t>(bytes));
-    ++s.words->ahead, s.words->ahead_bytes += static_cast<uint64_t>(bytes);
+    std::memcpy(p["stage"].data() + i * line, p["bank"].data() + e * line, static_cast<size_t>(bytes));
+    (given ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(bytes);
+    s.words->ahead += given ? 0 : 1;
   }
 }
 
@@ -420,20 +473,22 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.record = {
       "fill_foreseen",
       "fill_foreseen",
-      {{"fill_foreseen_kernel", 256, 64, 1024, 0, 0}},
+      {{"fill_foreseen_kernel", 512, 96, 0, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "16 blocks of 256 threads",
+      "6 blocks of 512 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
-       {"state", "bytes", "PoolState of experts, lines and all", 8, "read, ahead and ahead_bytes written"},
+       {"state", "bytes", "PoolState of experts, lines and all", 8,
+        "read, ahead, ahead_bytes and chosen_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
-       {"ended", "I32", "[1]", 4, "read again and again"},
-       {"stage", "bytes", "[16, bytes]", 16, "written where experts are foreseen and have no line"},
-       {"there", "U8", "[16, pieces]", 1, "written for every piece of the places of foreseen"}},
+       {"order", "bytes", "StageOrder", 4, "read again and again"},
+       {"stage", "bytes", "[32, bytes]", 16, "written where experts are foreseen and have no line, or ordered"},
+       {"there", "U8", "[32, pieces]", 1, "written for every piece"}},
       "none",
-      "a place depends on the expert that is foreseen for it, how much of it is there on when the stage is ended",
+      "a place depends on the expert that is foreseen or ordered for it, how much of it is there on when the order is "
+      "given",
       "none: no sums of values",
       "none",
-      "ids outside the state's experts, experts with a line and second places of an expert get nothing"};
+      "ids outside the state's experts, experts with a line and second places of an expert get nothing unless ordered"};
   e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 4, false, 16, 3, 40960)};
   e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
                           pool_shape(24, 8, true, 2048, 0, 368640)};
@@ -442,8 +497,18 @@ std::unique_ptr<Kernel> foreseen_entry() {
     Random random(seed, 1);
     add_bank(p, random);
     add_state(p, kind, random);
-    *p.add("ended", DType::I32, Role::In, false, {1}).as<int32_t>() = kind == Kind::Directed;
-    add_foreseen(p, random, PoolStage::kPlaces, Role::Out);
+    add_foreseen(p, random, PoolStage::kForeseen);
+    add_stage(p, Role::Out);
+    add_order(p, Role::In);
+    if (kind == Kind::Directed) {
+      StageOrder& order = order_of(p);
+      order.given = 1;
+      for (int64_t e = static_cast<int64_t>(random.below(3)); e < p.number("experts"); e += 3)
+        if (const int64_t place = place_of(p, e); place >= 0)
+          order.places |= 1u << place;
+        else if (order.count < StageOrder::kMost)
+          order.experts[order.count++] = static_cast<int32_t>(e);
+    }
     std::fill_n(p["there"].data(), p["there"].size(), std::byte{7});
     return p;
   };
@@ -455,7 +520,9 @@ std::unique_ptr<Kernel> foreseen_entry() {
     const std::vector<int64_t> experts = wanted_places(given);
     for (size_t i = 0; i < experts.size(); ++i) {
       const int64_t count = experts[i] < 0 ? 0 : expert_bytes(given, experts[i]) / 4;
-      s.words->ahead += count > 0, s.words->ahead_bytes += static_cast<uint64_t>(4 * count);
+      const bool ordered = order_of(given).given != 0;
+      s.words->ahead += count > 0 && !ordered;
+      (ordered ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(4 * count);
       for (int64_t j = 0; j < count; ++j) {
         const size_t at = i * static_cast<size_t>(words) + static_cast<size_t>(j);
         stage.value[at] = given["bank"].at(experts[i] * words + j), stage.bound[at] = 0;
@@ -463,7 +530,6 @@ std::unique_ptr<Kernel> foreseen_entry() {
     }
     const Expectation there = expect_elements(given["there"], [&](int64_t i) {
       const int64_t place = i / pieces(given), at = i % pieces(given) * PoolStage::kPiece;
-      if (place >= std::ssize(experts)) return Bounded{7, 0};
       const int64_t expert = experts[static_cast<size_t>(place)];
       return Bounded{expert >= 0 && at < expert_bytes(given, expert) ? 1.0 : 0.0, 0};
     });
@@ -473,8 +539,10 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
   e.exact_kinds = {Kind::Normal, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"a stage off by 4 bytes", misalign("stage", 4)}};
-  e.controls = {host_control("residents too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Residents); }),
-                host_control("every piece there", 2, [](Problem& p) { foreseen_host(p, AheadFault::Marks); })};
+  e.controls = {
+      host_control("residents too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Residents); }),
+      host_control("every piece there", 2, [](Problem& p) { foreseen_host(p, AheadFault::Marks); }),
+      host_control("an order that is not read", 2, [](Problem& p) { foreseen_host(p, AheadFault::NoOrder); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d)}, d.stream());

@@ -12,7 +12,49 @@ namespace {
 // Those that have a place on the stage.
 std::span<const int32_t> staged_ids(const Foreseen& foreseen) {
   if (!foreseen) return {};
-  return {foreseen.ids.as<int32_t>(), static_cast<size_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kPlaces))};
+  return {foreseen.ids.as<int32_t>(),
+          static_cast<size_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kForeseen))};
+}
+
+// The place of an expert of the bank's pooled ones on the stage, -1 without one.
+int64_t staged_at(const CpuExperts& bank, const Foreseen& foreseen, int32_t expert) {
+  const std::span<const int32_t> ids = staged_ids(foreseen);
+  if (const auto at = std::find(ids.begin(), ids.end(), expert); at != ids.end()) return at - ids.begin();
+  if (!foreseen) return -1;
+  const StageOrder& order = *PoolStage::at(foreseen.stage.data, foreseen.line_bytes).order;
+  const int32_t* const end = order.experts + order.count;
+  const auto* at = std::find(order.experts, end, static_cast<int32_t>(expert - bank.first));
+  return at == end ? -1 : PoolStage::kForeseen + (at - order.experts);
+}
+
+// Copies the expert's pieces first, first + step, .. that are not there to a place of the stage; returns the bytes.
+uint64_t bring(const CpuExperts& bank, const PoolStage& stage, int64_t place, int32_t expert, int64_t first,
+               int64_t step) {
+  const int64_t bytes = bank.list[expert].extent.bytes;
+  uint64_t copied = 0;
+  for (int64_t piece = first; piece * PoolStage::kPiece < bytes; piece += step) {
+    const int64_t at = piece * PoolStage::kPiece, n = std::min(PoolStage::kPiece, bytes - at);
+    uint8_t& there = stage.there[place * stage.pieces + piece];
+    if (there != 0) continue;
+    std::memcpy(stage.lines + place * stage.line_bytes + at, bank.home(expert) + at, static_cast<size_t>(n));
+    there = 1, copied += static_cast<uint64_t>(n);
+  }
+  return copied;
+}
+
+void give_order(const PoolState& state, const CpuExperts& bank, std::span<const int32_t> request,
+                const Foreseen& foreseen) {
+  StageOrder& order = *PoolStage::at(foreseen.stage.data, foreseen.line_bytes).order;
+  order.places = 0, order.count = 0;
+  for (const int32_t e : request) {
+    // A request beyond the lines may drive its own misses out again: nothing is ordered then.
+    if (std::ssize(request) > state.lines || state.line_of[e] >= 0) continue;
+    if (const int64_t place = staged_at(bank, foreseen, static_cast<int32_t>(bank.first) + e); place >= 0)
+      order.places |= 1u << place;
+    else if (order.count < StageOrder::kMost)
+      order.experts[order.count++] = e;
+  }
+  order.given = 1;
 }
 }  // namespace
 
@@ -38,7 +80,7 @@ void CpuBackend::serve(Stream&, ExpertBank& bank, std::span<const ServedExpert> 
 }
 
 void CpuBackend::plan_experts(Stream&, ExpertBank& bank, const PoolOptions& options, int64_t k, View ids, View state,
-                              View lines, const Foreseen&) {
+                              View lines, const Foreseen& foreseen) {
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
   const auto first = static_cast<int32_t>(b.first);
@@ -50,6 +92,7 @@ void CpuBackend::plan_experts(Stream&, ExpertBank& bank, const PoolOptions& opti
       if (b.is_pooled(id)) chosen.push_back(id - first);
     }
   const std::vector<int32_t> request = distinct_experts(chosen, options.experts);
+  if (foreseen) give_order(s, b, request, foreseen);
   const std::vector<int32_t> held(s.expert_of, s.expert_of + s.lines);
   ExpertPlanner planner(options);
   planner.load(s);
@@ -75,42 +118,41 @@ void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& opti
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
   const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
-  const std::span<const int32_t> ids = staged_ids(foreseen);
+  if (foreseen) {
+    // As if copies beside the plan had got this far.
+    const StageOrder& order = *stage.order;
+    for (int32_t i = 0; i < PoolStage::kForeseen; ++i)
+      if ((order.places >> i & 1) != 0) s.words->chosen_bytes += bring(b, stage, i, staged_ids(foreseen)[i], 1, 4);
+    for (int32_t i = 0; i < order.count; ++i)
+      s.words->chosen_bytes +=
+          bring(b, stage, PoolStage::kForeseen + i, static_cast<int32_t>(b.first) + order.experts[i], 0, 2);
+  }
   for (int32_t i = 0; i < *s.fill_count; ++i) {
     const int32_t expert = static_cast<int32_t>(b.first) + s.fills[2 * i + 1];
-    const int64_t place = std::find(ids.begin(), ids.end(), expert) - ids.begin(), bytes = b.list[expert].extent.bytes;
+    const int64_t place = staged_at(b, foreseen, expert), bytes = b.list[expert].extent.bytes;
     for (int64_t piece = 0, at = 0; at < bytes; ++piece, at += PoolStage::kPiece) {
       const int64_t n = std::min(PoolStage::kPiece, bytes - at);
-      const bool there = place < std::ssize(ids) && stage.there[place * stage.pieces + piece] != 0;
+      const bool there = place >= 0 && stage.there[place * stage.pieces + piece] != 0;
       std::memcpy(lines.rows(s.fills[2 * i], 1).data + at,
                   there ? stage.lines + place * stage.line_bytes + at : b.home(expert) + at, static_cast<size_t>(n));
       if (there) s.words->taken_bytes += static_cast<uint64_t>(n);
     }
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
+  if (foreseen) stage.order->given = 0;
 }
 
-// Every other piece, as if a plan had ended the copies.
+// Every other piece, as if an order had ended them.
 void CpuBackend::fill_foreseen(Stream&, ExpertBank& bank, const PoolOptions& options, View state,
                                const Foreseen& foreseen) {
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
   const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
   const std::span<const int32_t> ids = staged_ids(foreseen);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    uint8_t* const there = stage.there + static_cast<int64_t>(i) * stage.pieces;
-    std::fill_n(there, stage.pieces, uint8_t{0});
-    const bool again =
-        std::find(ids.begin(), ids.begin() + static_cast<int64_t>(i), ids[i]) - ids.begin() < static_cast<int64_t>(i);
-    if (!b.is_pooled(ids[i]) || again || s.line_of[ids[i] - b.first] >= 0) continue;
-    const int64_t bytes = b.list[ids[i]].extent.bytes;
-    for (int64_t piece = 0; piece * PoolStage::kPiece < bytes; piece += 2) {
-      const int64_t at = piece * PoolStage::kPiece, n = std::min(PoolStage::kPiece, bytes - at);
-      std::memcpy(stage.lines + static_cast<int64_t>(i) * stage.line_bytes + at, b.home(ids[i]) + at,
-                  static_cast<size_t>(n));
-      there[piece] = 1;
-      s.words->ahead_bytes += static_cast<uint64_t>(n);
-    }
+  std::fill_n(stage.there, PoolStage::kPlaces * stage.pieces, uint8_t{0});
+  for (auto id = ids.begin(); id != ids.end(); ++id) {
+    if (!b.is_pooled(*id) || std::find(ids.begin(), id, *id) != id || s.line_of[*id - b.first] >= 0) continue;
+    s.words->ahead_bytes += bring(b, stage, id - ids.begin(), *id, 0, 2);
     ++s.words->ahead;
   }
 }

@@ -33,7 +33,7 @@ ForeseenExperts foreseen_of(const ExpertBank& bank, const Foreseen& foreseen) {
   ForeseenExperts f;
   if (!foreseen) return f;
   f.ids = foreseen.ids.as<int32_t>();
-  f.count = static_cast<int32_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kPlaces));
+  f.count = static_cast<int32_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kForeseen));
   f.first = static_cast<int32_t>(bank.first);
   f.stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
   return f;

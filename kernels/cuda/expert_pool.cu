@@ -16,7 +16,7 @@ constexpr uint32_t kTouchWeight = 256;  // of the rule
 using Word = unsigned long long;
 
 struct PlanShared {
-  int first[kMostExperts];                          // of each expert: its first choice
+  int first[kMostExperts], line_of[kMostExperts];   // of each expert: its first choice, its line
   int request[kMostExperts], misses[kMostExperts];  // in order
   int held[kMostExperts], was[kMostExperts];        // of each line: its expert, now and before the plan
   int next[kMostExperts];                           // of each line: the expert that fills it in this wave, or -1
@@ -24,6 +24,7 @@ struct PlanShared {
   uint64_t touched[kMostExperts];                   // of each line's expert
   uint8_t kept[kMostExperts];                       // of each line: its expert is protected
   int warps[kPlanWarps];
+  int foreseen[PoolStage::kForeseen];
   Word evictions, placed_bytes, in_place, in_place_bytes;
 };
 
@@ -57,18 +58,66 @@ __device__ __forceinline__ void serve(Exl3Expert& entry, const PooledExpert& exp
   entry.down.trellis = reinterpret_cast<const uint16_t*>(at + expert.down);
 }
 
+// The place of the state's expert among those foreseen, -1 without one.
+__device__ __forceinline__ int place_of(const int32_t* ids, int count, int expert) {
+  for (int i = 0; i < count; ++i)
+    if (ids[i] == expert) return i;
+  return -1;
+}
+
+// Of one warp: orders the misses among the first choices. A request beyond the lines may drive its own misses out
+// again: nothing is ordered then.
+template <class Number>
+__device__ __forceinline__ void give_order(StageOrder& order, int lines, const PlanShared& s, int foreseen, int choices,
+                                           Number number) {
+  const int lane = threadIdx.x % 32;
+  // The state's number of the choice at i where it is the expert's first one, else -1.
+  const auto first_choice = [&](int i) {
+    const int e = i < choices ? number(i) : -1;
+    return e >= 0 && s.first[e] == i ? e : -1;
+  };
+  int distinct = 0;
+  for (int start = 0; start < choices; start += 32)
+    distinct += __popc(__ballot_sync(kFullWarp, first_choice(start + lane) >= 0));
+  int others = 0;
+  unsigned places = 0;
+  for (int start = 0; start < choices && distinct <= lines; start += 32) {
+    const int e = first_choice(start + lane);
+    const bool missed = e >= 0 && s.line_of[e] < 0;
+    const int place = missed ? place_of(s.foreseen, foreseen, e) : -1;
+    if (place >= 0) places |= 1u << place;
+    const unsigned other = __ballot_sync(kFullWarp, missed && place < 0);
+    const int at = others + __popc(other & ((1u << lane) - 1));
+    if (missed && place < 0 && at < StageOrder::kMost) order.experts[at] = e;
+    others += __popc(other);
+  }
+  places = __reduce_or_sync(kFullWarp, places);
+  __syncwarp();
+  if (lane > 0) return;
+  order.places = places, order.count = min(others, StageOrder::kMost);
+  __threadfence();
+  *static_cast<volatile int32_t*>(&order.given) = 1;
+}
+
 // One block. Only plans write a state, and other launches lie between two plans: what it holds is read early.
 __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExpertsParams p) {
   __shared__ PlanShared s;
   const PoolState& t = p.state;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  for (int e = tid; e < t.experts; e += kPlanThreads) s.first[e] = INT_MAX;
-  for (int l = tid; l < t.lines; l += kPlanThreads) s.held[l] = s.was[l] = t.expert_of[l], s.kept[l] = 0;
+  const ForeseenExperts& f = p.foreseen;
+  const uint64_t clock = t.words->clock, since = t.words->since_decay, halvings = since / p.decay_touches;
+  for (int e = tid; e < t.experts; e += kPlanThreads) s.first[e] = INT_MAX, s.line_of[e] = t.line_of[e];
+  for (int l = tid; l < t.lines; l += kPlanThreads) {
+    const int e = t.expert_of[l];
+    s.held[l] = s.was[l] = e, s.kept[l] = 0;
+    if (e < 0) continue;
+    s.count[l] = !p.counts || halvings > 31 ? 0 : t.count[e] >> halvings;
+    s.touched[l] = t.touched[e];
+  }
+  if (tid < f.count) s.foreseen[tid] = f.ids[tid] - f.first;
   if (tid == 0) s.evictions = s.placed_bytes = s.in_place = s.in_place_bytes = 0;
-  const uint64_t clock = t.words->clock, since = t.words->since_decay;
   __syncthreads();
   wait_previous();
-  if (tid == 0 && p.foreseen.ids != nullptr) *p.foreseen.stage.ended = 1;
 
   const int k = static_cast<int>(p.k), choices = static_cast<int>(p.rows) * k;
   const auto choice = [&](int i) { return p.ids[int64_t{i / k} * p.columns + i % k]; };
@@ -81,10 +130,10 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
     if (const int id = choice(i); id >= 0 && id < t.all) atomicAdd(reinterpret_cast<Word*>(t.heat + id), Word{1});
     if (const int e = number(i); e >= 0) atomicMin(&s.first[e], i);
   }
-  const uint64_t halvings = since / p.decay_touches;
   if (halvings > 0)
     for (int e = tid; e < t.experts; e += kPlanThreads) t.count[e] = halvings > 31 ? 0 : t.count[e] >> halvings;
   __syncthreads();
+  if (f.ids != nullptr && warp == 0) give_order(*f.stage.order, t.lines, s, f.count, choices, number);
   const int distinct = compact(
       s.warps, choices,
       [&](int i) {
@@ -95,13 +144,14 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   for (int i = tid; i < distinct; i += kPlanThreads) {
     const int e = s.request[i];
     t.count[e] += kTouchWeight, t.touched[e] = clock + i + 1;
-    if (const int l = t.line_of[e]; l >= 0) s.kept[l] = 1;
+    if (const int l = s.line_of[e]; l >= 0) {
+      s.kept[l] = 1, s.touched[l] = clock + i + 1;
+      if (p.counts) s.count[l] += kTouchWeight;
+    }
   }
   const int misses = compact(
-      s.warps, distinct, [&](int i) { return t.line_of[s.request[i]] < 0; },
+      s.warps, distinct, [&](int i) { return s.line_of[s.request[i]] < 0; },
       [&](int i, int place) { s.misses[place] = s.request[i]; });
-  for (int l = tid; l < t.lines; l += kPlanThreads)
-    if (const int e = s.held[l]; e >= 0) s.count[l] = p.counts ? t.count[e] : 0, s.touched[l] = t.touched[e];
   __syncthreads();
 
   int waves = 0, kept = distinct - misses;
@@ -133,10 +183,10 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
       const int e = s.next[l];
       if (e < 0) continue;
       if (const int old = s.held[l]; old >= 0) {
-        t.line_of[old] = -1;
+        t.line_of[old] = s.line_of[old] = -1;
         atomicAdd(&s.evictions, Word{1});
       }
-      s.held[l] = e, t.line_of[e] = l;
+      s.held[l] = e, t.line_of[e] = s.line_of[e] = l;
       s.count[l] = p.counts ? t.count[e] : 0, s.touched[l] = t.touched[e];
     }
     ++waves, done += fills;
@@ -148,7 +198,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   __syncthreads();
 
   for (int i = tid; i < distinct; i += kPlanThreads)
-    if (const int e = s.request[i]; t.line_of[e] < 0) {
+    if (const int e = s.request[i]; s.line_of[e] < 0) {
       atomicAdd(&s.in_place, Word{1});
       atomicAdd(&s.in_place_bytes, static_cast<Word>(p.homes[e].bytes));
     }
@@ -174,116 +224,177 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
 }
 
 // Enough loads on their way to fill the link several times over.
-constexpr int kFillThreads = 256, kFillBlocks = 128, kFillLoads = 4;
+constexpr int kFillThreads = 256, kFillBlocks = 528, kTogether = 64;
 
-// The place of the state's expert among those foreseen, -1 without one.
-__device__ __forceinline__ int place_of(const ForeseenExperts& f, int expert) {
-  for (int i = 0; i < f.count; ++i)
-    if (f.ids[i] - f.first == expert) return i;
-  return -1;
-}
-
-// Grid: kFillBlocks. Every block copies its part of each expert.
+// Grid: kFillBlocks. Blocks take the pieces of all copies in turn, several at once.
 __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
-  constexpr int kTogether = 64;  // copies whose addresses are looked up at once
-  __shared__ const uint4* from[kTogether];
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads, kPieces = 4 / kLoads;
+  static_assert(kLoads * kFillThreads == kPieceWords);
+  __shared__ const std::byte *home[kTogether], *staged[kTogether];
   __shared__ uint4* to[kTogether];
-  __shared__ int64_t words[kTogether];
-  __shared__ const uint4* staged[kTogether];
+  __shared__ int words[kTogether];
   __shared__ const uint8_t* there[kTogether];  // of each piece; null: the stage has none of the expert
-  constexpr int64_t kPieceWords = PoolStage::kPiece / 16;
+  __shared__ int held[PoolStage::kPlaces];     // of the stage's places: their expert
+  const ForeseenExperts& f = p.foreseen;
+  const PoolStage& stage = f.stage;
+  const int tid = threadIdx.x, blocks = static_cast<int>(gridDim.x);
+  const int pieces = static_cast<int>(PoolStage::pieces_of(p.line_bytes));
   wait_previous();
+  const bool staging = f.ids != nullptr;
+  const auto* const fills = reinterpret_cast<const int2*>(p.state.fills);
   const int count = *p.state.fill_count;
-  constexpr int64_t kStep = int64_t{kFillBlocks} * kFillThreads;
-  const int64_t first = int64_t{blockIdx.x} * kFillThreads + threadIdx.x;
+  int2 fill = fills[min(tid, p.state.lines - 1)];  // with the count, which says whether it is one
+  if (staging && tid < PoolStage::kPlaces) {
+    const int other = tid - PoolStage::kForeseen, expert = stage.order->experts[max(other, 0)];
+    const int foreseen = tid < f.count ? f.ids[tid] - f.first : -1;
+    held[tid] = other < 0 ? foreseen : other < stage.order->count ? expert : -1;
+  }
   Word copied = 0, taken = 0;
   for (int start = 0; start < count; start += kTogether) {
     const int some = min(kTogether, count - start);
     __syncthreads();
-    if (threadIdx.x < some) {
-      const int2 fill = reinterpret_cast<const int2*>(p.state.fills)[start + threadIdx.x];
+    if (tid < some) {
+      if (start > 0) fill = fills[start + tid];
       const PooledExpert& e = p.homes[fill.y];
-      from[threadIdx.x] = reinterpret_cast<const uint4*>(e.home);
-      to[threadIdx.x] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
-      words[threadIdx.x] = e.bytes / 16;
-      const PoolStage& stage = p.foreseen.stage;
-      const int place = place_of(p.foreseen, fill.y);
-      staged[threadIdx.x] = reinterpret_cast<const uint4*>(stage.lines + place * stage.line_bytes);
-      there[threadIdx.x] = place < 0 ? nullptr : stage.there + place * stage.pieces;
+      home[tid] = e.home, words[tid] = static_cast<int>(e.bytes / 16);
+      to[tid] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
+      const int place = staging ? place_of(held, PoolStage::kPlaces, fill.y) : -1;
+      staged[tid] = stage.lines + place * stage.line_bytes;
+      there[tid] = place < 0 ? nullptr : stage.there + place * stage.pieces;
     }
     __syncthreads();
-    for (int f = 0; f < some; ++f)
-      for (int64_t i = first; i < words[f]; i += kFillLoads * kStep) {
-        uint4 v[kFillLoads];
+    for (int i = blockIdx.x; i < some * pieces; i += kPieces * blocks) {
+      uint4 v[kPieces][kLoads];
+      bool near[kPieces];
 #pragma unroll
-        for (int k = 0; k < kFillLoads; ++k) {
-          const int64_t at = i + k * kStep;
-          if (at >= words[f]) continue;
-          const bool near = there[f] != nullptr && there[f][at / kPieceWords] != 0;
-          v[k] = __ldcs((near ? staged[f] : from[f]) + at);
-          taken += near ? 16 : 0;
-        }
-#pragma unroll
-        for (int k = 0; k < kFillLoads; ++k)
-          if (i + k * kStep < words[f]) to[f][i + k * kStep] = v[k], copied += 16;
+      for (int j = 0; j < kPieces; ++j) {
+        const int at = i + j * blocks, which = at / pieces;
+        near[j] = at < some * pieces && there[which] != nullptr && there[which][at % pieces] != 0;
       }
-  }
 #pragma unroll
-  for (int d = 16; d > 0; d /= 2) {
-    copied += __shfl_xor_sync(kFullWarp, copied, d);
-    taken += __shfl_xor_sync(kFullWarp, taken, d);
+      for (int j = 0; j < kPieces; ++j) {
+        const int at = i + j * blocks, which = at / pieces, first = at % pieces * kPieceWords + tid;
+        if (at >= some * pieces) break;
+        const auto* from = reinterpret_cast<const uint4*>(near[j] ? staged[which] : home[which]);
+#pragma unroll
+        for (int k = 0; k < kLoads; ++k)
+          if (first + k * kFillThreads < words[which]) v[j][k] = __ldcs(from + first + k * kFillThreads);
+      }
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const int at = i + j * blocks, which = at / pieces, first = at % pieces * kPieceWords + tid;
+        if (at >= some * pieces) break;
+#pragma unroll
+        for (int k = 0; k < kLoads; ++k)
+          if (first + k * kFillThreads < words[which]) to[which][first + k * kFillThreads] = v[j][k];
+        const int bytes = 16 * min(kPieceWords, words[which] - (first - tid));
+        if (bytes > 0) copied += bytes, taken += near[j] ? bytes : 0;
+      }
+    }
   }
-  if (threadIdx.x % 32 == 0 && copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
-  if (threadIdx.x % 32 == 0 && taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
-  if (blockIdx.x == 0 && threadIdx.x == 0 && p.foreseen.ids != nullptr) *p.foreseen.stage.ended = 0;
+  if (tid > 0) return;
+  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
+  if (taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
+  if (blockIdx.x == 0 && staging) stage.order->given = 0;
 }
 
-// What is on its way when a plan ends the copies is little; it fills the link all the same.
-constexpr int kAheadBlocks = 16;
+// Their loads fill the link, and what is on its way when the order comes is little. On few multiprocessors, because
+// each of these holds less of the kernels beside them.
+constexpr int kAheadBlocks = 6, kAheadThreads = 512;
+constexpr uint64_t kPatience = 2'000'000;  // ns
 
-// Grid: kAheadBlocks. Block b copies pieces b, b + kAheadBlocks, .. of each place.
-__global__ void __launch_bounds__(kFillThreads) fill_foreseen_kernel(FillForeseenParams p) {
-  constexpr int kPieceLoads = PoolStage::kPiece / 16 / kFillThreads;
-  __shared__ const uint4* from[PoolStage::kPlaces];
-  __shared__ int64_t words[PoolStage::kPlaces];
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Grid: kAheadBlocks. Each warp copies for itself: the pieces of a place are dealt to them in turn, each place's from
+// another warp on. Lane i keeps what place i gets.
+__global__ void __launch_bounds__(kAheadThreads, 1) fill_foreseen_kernel(FillForeseenParams p) {
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / 32;
+  static_assert(PoolStage::kPlaces == 32, "a lane a place");
+  const int lane = threadIdx.x % 32, blocks = static_cast<int>(gridDim.x), warps = blocks * (kAheadThreads / 32);
+  const int warp = static_cast<int>(threadIdx.x) / 32 * blocks + static_cast<int>(blockIdx.x);
   const ForeseenExperts& f = p.foreseen;
-  const int tid = threadIdx.x;
+  const PoolStage& stage = f.stage;
+  const int pieces = static_cast<int>(stage.pieces);
   wait_previous();
+  const auto given = [&] { return *static_cast<volatile int32_t*>(&stage.order->given); };
   // Lines may change meanwhile: this only decides what is worth a copy.
-  if (tid < f.count) {
-    const int e = f.ids[tid] - f.first;
-    const bool lacks = e >= 0 && e < p.state.experts && place_of(f, e) == tid && p.state.line_of[e] < 0;
-    from[tid] = lacks ? reinterpret_cast<const uint4*>(p.homes[e].home) : nullptr;
-    words[tid] = lacks ? p.homes[e].bytes / 16 : 0;
-  }
-  __syncthreads();
-  const int each = (static_cast<int>(f.stage.pieces) + kAheadBlocks - 1) / kAheadBlocks, all = f.count * each;
-  const auto piece = [&](int i) { return i % each * kAheadBlocks + static_cast<int>(blockIdx.x); };
-  const auto mark = [&](int i, bool there) {
-    if (piece(i) < f.stage.pieces) f.stage.there[i / each * f.stage.pieces + piece(i)] = there;
-  };
-  Word copied = 0, experts = 0;
-  for (int i = 0; i < all; ++i) {
-    const int place = i / each;
-    const int64_t first = int64_t{piece(i)} * (PoolStage::kPiece / 16), left = words[place] - first;
-    if (left > 0 && __syncthreads_or(tid == 0 && *static_cast<volatile int32_t*>(f.stage.ended) != 0)) {
-      for (int rest = i + tid; rest < all; rest += kFillThreads) mark(rest, false);
-      break;
+  int e = lane < f.count ? f.ids[lane] - f.first : -1;
+  const auto first_piece = [&](int place) { return (warp + 5 * place) % warps; };
+  for (int place = 0; place < PoolStage::kPlaces; ++place)
+    for (int at = first_piece(place) + warps * lane; at < pieces; at += warps * 32)
+      stage.there[place * pieces + at] = 0;
+  if (e < 0 || e >= p.state.experts) e = -1;
+  const PooledExpert foreseen = p.homes[max(e, 0)];
+  const bool lacks = (p.state.line_of[max(e, 0)] < 0) & (e >= 0) & (__ffs(__match_any_sync(kFullWarp, e)) == lane + 1);
+  const std::byte* home = foreseen.home;
+  int words = lacks ? static_cast<int>(foreseen.bytes / 16) : 0;
+  const unsigned lacked = __ballot_sync(kFullWarp, lacks);
+  __syncwarp();
+
+  bool open = true;  // until the order is given
+  // The warp's pieces of a place from `at` on, no more of them if it was open and is not; returns their bytes.
+  const auto copy = [&](int place, int& at) {
+    const int all = __shfl_sync(kFullWarp, words, place);
+    const auto from = __shfl_sync(kFullWarp, reinterpret_cast<Word>(home), place);
+    Word bytes = 0;
+    for (; at * kPieceWords < all; at += warps) {
+      if (open) {
+        open = __shfl_sync(kFullWarp, given(), 0) == 0;
+        if (!open) break;
+      }
+      const int first = at * kPieceWords + lane;
+      const uint4* const source = reinterpret_cast<const uint4*>(from) + first;
+      uint4* const to = reinterpret_cast<uint4*>(stage.lines + place * stage.line_bytes) + first;
+      uint4 v[kLoads];
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        if (first + 32 * k < all) v[k] = __ldcs(source + 32 * k);
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        if (first + 32 * k < all) to[32 * k] = v[k];
+      if (lane == 0) stage.there[place * pieces + at] = 1;
+      bytes += 16 * min(kPieceWords, all - at * kPieceWords);
     }
-    uint4 v[kPieceLoads];
-#pragma unroll
-    for (int k = 0; k < kPieceLoads; ++k)
-      if (tid + k * kFillThreads < left) v[k] = __ldcs(from[place] + first + tid + k * kFillThreads);
-#pragma unroll
-    for (int k = 0; k < kPieceLoads; ++k)
-      if (tid + k * kFillThreads < left)
-        reinterpret_cast<uint4*>(f.stage.lines + place * f.stage.line_bytes)[first + tid + k * kFillThreads] = v[k];
-    if (tid > 0) continue;
-    mark(i, left > 0);
-    if (left > 0) copied += 16 * (left < PoolStage::kPiece / 16 ? left : PoolStage::kPiece / 16), experts += first == 0;
+    return bytes;
+  };
+  int last_place = 0, last_at = 0;  // where the order found the copies
+  Word ahead = 0, chosen = 0, experts = 0;
+  for (; last_place < f.count && open; last_place += open) {
+    last_at = first_piece(last_place);
+    const bool begins = last_at == 0;
+    const Word bytes = copy(last_place, last_at);
+    ahead += bytes, experts += begins && bytes > 0;
   }
-  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->ahead_bytes), copied);
-  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->ahead), experts);
+  open = false;
+  int seen = 0;
+  if (lane == 0) {
+    const uint64_t start = nanoseconds();
+    while ((seen = given()) == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
+    __threadfence();
+  }
+  if (__shfl_sync(kFullWarp, seen, 0) != 0) {
+    const volatile StageOrder& order = *stage.order;
+    const int other = lane - PoolStage::kForeseen;
+    if (other >= 0) e = other < order.count ? order.experts[other] : -1;
+    const bool wanted = e >= 0 && (other >= 0 || (order.places >> lane & 1) != 0);
+    if (wanted) home = p.homes[e].home;
+    words = wanted ? static_cast<int>(p.homes[e].bytes / 16) : 0;
+    for (int place = 0; place < PoolStage::kPlaces; ++place) {
+      int at = first_piece(place);
+      if (place < last_place && (lacked >> place & 1) != 0) continue;  // all there
+      if (place == last_place && (lacked >> place & 1) != 0) at = last_at;
+      chosen += copy(place, at);
+    }
+  }
+  if (lane > 0) return;
+  PoolWords& w = *p.state.words;
+  if (ahead > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead_bytes), ahead);
+  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead), experts);
+  if (chosen > 0) atomicAdd(reinterpret_cast<Word*>(&w.chosen_bytes), chosen);
 }
 
 void check_state(const char* kernel, const PoolState& s, const void* lines, int64_t line_bytes) {
@@ -296,7 +407,7 @@ void check_state(const char* kernel, const PoolState& s, const void* lines, int6
 }
 
 void check_foreseen(const char* kernel, const ForeseenExperts& f) {
-  require(f.count >= 0 && f.count <= PoolStage::kPlaces, kernel, "up to 16 experts foreseen", {f.count});
+  require(f.count >= 0 && f.count <= PoolStage::kForeseen, kernel, "up to 16 experts foreseen", {f.count});
   require(f.ids == nullptr || (f.stage.line_bytes > 0 && f.stage.line_bytes % 16 == 0 && aligned16({f.stage.lines})),
           kernel, "a stage of lines of a multiple of 16 bytes that begins at one (bytes)", {f.stage.line_bytes});
 }
@@ -321,7 +432,7 @@ void fill_planned(const FillPlannedParams& p, cudaStream_t stream) {
 void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream) {
   check_state("fill_foreseen", p.state, p.foreseen.stage.lines, p.foreseen.stage.line_bytes);
   check_foreseen("fill_foreseen", p.foreseen);
-  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, kFillThreads, 0, stream, p);
+  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, kAheadThreads, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

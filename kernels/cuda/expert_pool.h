@@ -18,7 +18,7 @@ struct PooledExpert {
 // named twice has its first place alone.
 struct ForeseenExperts {
   const int32_t* ids = nullptr;  // [count]; null: nothing was foreseen
-  int32_t count = 0, first = 0;  // up to PoolStage::kPlaces; id of the state's expert 0
+  int32_t count = 0, first = 0;  // up to PoolStage::kForeseen; id of the state's expert 0
   PoolStage stage;               // lines 16-byte aligned, as line_bytes
 };
 
@@ -37,12 +37,12 @@ struct PlanExpertsParams {
   Exl3Expert* table = nullptr;          // [experts]
   std::byte* lines = nullptr;           // [lines, line_bytes]
   int64_t line_bytes = 0;
-  ForeseenExperts foreseen;  // its stage is ended as soon as the choice is known
+  ForeseenExperts foreseen;  // its stage's order is given as soon as the misses are known
 };
 void plan_experts(const PlanExpertsParams& p, cudaStream_t stream);
 
 // lines[l] = the expert's bytes, for every copy that the last plan listed, pieces that are there from the stage; counts
-// what it copied, and opens the stage again.
+// what it copied, and takes the order back.
 struct FillPlannedParams {
   PoolState state;
   const PooledExpert* homes = nullptr;
@@ -52,8 +52,9 @@ struct FillPlannedParams {
 };
 void fill_planned(const FillPlannedParams& p, cudaStream_t stream);
 
-// Copies what is foreseen and has no line to the stage, place after place, until the stage is ended, and says of every
-// piece whether it is there; counts what it copied. Runs beside other kernels, so it takes few threads.
+// Copies what is foreseen and has no line to the stage, place after place, until the order is given, and what is
+// ordered then; says of every piece whether it is there, and counts what it copied. Runs beside other kernels and waits
+// for the order, so it takes few multiprocessors, and leaves when none came for 2 ms.
 struct FillForeseenParams {
   PoolState state;
   const PooledExpert* homes = nullptr;

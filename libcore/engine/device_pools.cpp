@@ -46,15 +46,13 @@ void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const Vie
   const Foreseen foreseen = std::exchange(foreseen_, next);
   backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own, foreseen);
   if (foreseen) backend_.wait(stream, *stage_filled_);
+  if (next) backend_.wait(stream, *known);  // here, where it is over by now: the stack may change after compute()
   backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own, foreseen);
-  if (next) {  // the link is this bank's until here
+  if (next) {  // the link is theirs as soon as the copies ahead of this bank end
     Pool& after = pools_[bank + 1];
-    backend_.record(stream, *stage_read_);
-    backend_.wait(*ahead_stream_, *stage_read_);
     backend_.wait(*ahead_stream_, *known);
     backend_.fill_foreseen(*ahead_stream_, *after.bank, after.planner.options(), state(states_, bank + 1), next);
     backend_.record(*ahead_stream_, *stage_filled_);
-    backend_.wait(stream, *known);
   }
   if (options_.check_lines) backend_.check_served(stream, *p.bank);
   compute();
@@ -79,11 +77,12 @@ void ExpertPools::come_home() {
     const uint64_t misses = w.misses - p.planner.counters().misses;
     p.planner.load(s);
     std::copy_n(s.heat, p.heat.size(), p.heat.begin());
-    copies_.copies[demand] += w.placed, copies_.bytes[demand] += w.placed_bytes - w.taken_bytes;
+    const uint64_t taken = w.taken_bytes - w.chosen_bytes;  // of what was copied before the choice
+    copies_.copies[demand] += w.placed, copies_.bytes[demand] += w.placed_bytes - taken;
     stream_copies_.copies[ahead] += w.ahead, stream_copies_.bytes[ahead] += w.ahead_bytes;
-    copies_.taken_bytes += w.taken_bytes;
+    copies_.taken_bytes += taken;
     copies_.in_place += w.in_place, copies_.in_place_bytes += w.in_place_bytes;
-    device_copied_ += w.copied_bytes - w.taken_bytes + w.ahead_bytes, not_copied_ += misses - w.placed;
+    device_copied_ += w.copied_bytes - taken + w.ahead_bytes, not_copied_ += misses - w.placed;
     rounds_.misses += misses, rounds_.bytes += w.placed_bytes + w.in_place_bytes;
     // The table as a host knows it: lines and nothing else.
     p.changes.clear();

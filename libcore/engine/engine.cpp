@@ -73,10 +73,12 @@ void Engine::make_activations() {
     a_.next_u = make(DType::F32, {rows, H});
     a_.next_inj = make(DType::F32, {rows, n});
     a_.next_router = make(DType::F32, {rows, c.experts});
-    for (View& ids : a_.next_ids) ids = make(DType::I32, {rows, c.experts_per_token});
-    a_.next_weights = make(DType::F32, {rows, c.experts_per_token});
-    a_.stage = make(DType::U8, {PoolStage::bytes(line)});
-    backend_.clear(*stream_, a_.stage);
+    for (View& ids : a_.next_ids) ids = make(DType::I32, {PoolStage::kForeseen});
+    a_.next_weights = make(DType::F32, {PoolStage::kForeseen});
+    for (View& stage : a_.stages) {
+      stage = make(DType::U8, {PoolStage::bytes(line)});
+      backend_.clear(*stream_, stage);
+    }
   }
   if (!c.ple_layers.empty()) {
     a_.ngram = make(DType::F32, {R, c.ple_embed_dim});
@@ -125,7 +127,7 @@ void Engine::reserve() {
     backend_.reserve(*foresight_, [&] {
       const int64_t rows = a_.next_u.shape[0];
       for (const Layer& layer : weights_.layers)
-        launch_foresight(layer, a_.stack.rows(0, rows), a_.next_ids[0].rows(0, rows));
+        launch_foresight(layer, a_.stack.rows(0, rows), foreseen_rows(a_.next_ids[0], rows));
     });
   reserving_ = false;
   workspace_bytes_ = backend_.device_bytes() - before;

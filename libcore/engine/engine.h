@@ -131,8 +131,7 @@ class Engine {
     View gather, head_in, draw_logits, sampled;
     View draft_stack, draft_hidden, draft_embed;
     View next_u, next_inj, next_router, next_weights;  // of what is foreseen, up to kMostForeseen rows
-    std::array<View, 2> next_ids;                      // of layers in turn
-    View stage;
+    std::array<View, 2> next_ids, stages;              // of layers in turn
     View parts, head_parts;  // of all ranks: slots; head columns, and behind them this rank's own
   };
   // What a forward is given: trunk, draws, draft head.
@@ -151,7 +150,7 @@ class Engine {
     Batch batch;
   };
   // Rows of a round beyond which misses keep the link busy anyway.
-  static constexpr int64_t kMostForeseen = 16;
+  static constexpr int64_t kMostForeseen = PoolStage::kForeseen;
   View make(DType dtype, std::initializer_list<int64_t> dims);
   void make_activations();
   void reserve();
@@ -192,6 +191,8 @@ class Engine {
   void run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next);
   // What the rows of a stack, of this layer's experts, will probably choose in the next one: on a stream of its own.
   Foreseen foresee(const Layer& layer, const View& stack);
+  // [R, those of each row that have a place].
+  View foreseen_rows(const View& v, int64_t rows) const;
   void launch_foresight(const Layer& next, const View& stack, const View& ids);
   std::span<const int32_t> fetch_routing(const View& ids);
   void report_slots(const Layer& layer, const View& ids, const View& slots);

@@ -29,7 +29,6 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
       ahead_stream_(backend.make_stream()),
       timeline_(backend),
       stage_filled_(backend.make_event()),
-      stage_read_(backend.make_event()),
       refill_began_(backend.make_timed_event()),
       refilled_(backend.make_timed_event()) {
   for (ExpertBank* bank : banks) {

@@ -191,7 +191,7 @@ class ExpertPools {
   uint64_t device_copied_ = 0;  // bytes, as the device counted them
   uint64_t not_copied_ = 0;     // misses that their own plan drove out again
   Foreseen foreseen_;           // of the bank that is planned next
-  std::unique_ptr<Event> stage_filled_, stage_read_;
+  std::unique_ptr<Event> stage_filled_;
   PhaseCounters rounds_, prompts_;
   std::unique_ptr<Event> refill_began_, refilled_;
   uint64_t refill_bytes_ = 0;

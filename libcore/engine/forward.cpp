@@ -119,19 +119,26 @@ Foreseen Engine::foresee(const Layer& layer, const View& stack) {
   if (reserving_ || !foresight_ || !weights_.pools->looks_ahead() || stack.shape[0] > kMostForeseen ||
       l + 1 >= config().layers())
     return {};
-  const View ids = a_.next_ids[static_cast<size_t>(l % 2)].rows(0, stack.shape[0]);
+  const auto turn = static_cast<size_t>(l % 2);
+  const View ids = foreseen_rows(a_.next_ids[turn], stack.shape[0]);
   backend_.record(*stream_, *stack_mixed_);
   backend_.wait(*foresight_, *stack_mixed_);
   launch_foresight(weights_.layers[static_cast<size_t>(l + 1)], stack, ids);
   backend_.record(*foresight_, *foreseen_);
-  return {ids, a_.stage, weights_.pools->line_bytes()};
+  return {ids, a_.stages[turn], weights_.pools->line_bytes()};
+}
+
+View Engine::foreseen_rows(const View& v, int64_t rows) const {
+  const int64_t each = std::min(PoolStage::kForeseen / rows, config().experts);
+  return v.rows(0, rows * each).reshape({rows, each});
 }
 
 void Engine::launch_foresight(const Layer& next, const View& stack, const View& ids) {
   const auto rows = [&](const View& v) { return v.rows(0, stack.shape[0]); };
   backend_.hc_mix(*foresight_, next.mlp_hc.ops, {}, stack, rows(a_.next_u), rows(a_.next_inj));
   backend_.linear(*foresight_, *next.moe.router, rows(a_.next_u), rows(a_.next_router));
-  backend_.router(*foresight_, config().normalise_top_k, rows(a_.next_router), ids, rows(a_.next_weights));
+  backend_.router(*foresight_, config().normalise_top_k, rows(a_.next_router), ids,
+                  foreseen_rows(a_.next_weights, stack.shape[0]));
 }
 
 void Engine::run_experts(const Layer& layer, const View& x, const View& ids, const View& slots, const Foreseen& next) {
