@@ -62,10 +62,7 @@ class Capacity {
   }
 
   void measure() {
-    EngineOptions eo;
-    eo.state = work_.state();
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work_.max_rows(), eo.graphs = model_.graphs, eo.ranks = model_.communicator();
+    EngineOptions eo = model_.engine_options(work_.state(), work_.max_rows());
     const bool stop = model_.plan(o_.model, eo, run_);
     if (stop) return;
     if (model_.memory_plan) run_.print(plan_text(*model_.memory_plan));

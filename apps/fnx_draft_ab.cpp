@@ -189,16 +189,13 @@ class DraftAb {
   }
 
   std::unique_ptr<Engine> make_engine(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
-    EngineOptions eo;
-    eo.state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.state.draft_head = arm == 1, eo.state.trials = arm == 1 ? draft_.most : 0;
+    StateOptions state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
+    state.draft_head = arm == 1, state.trials = arm == 1 ? draft_.most : 0;
     size_t longest = 1;
     for (const Request& r : work) longest = std::max(longest, r.prompt.size());
-    eo.max_rows =
-        cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + eo.state.trials);
-    eo.graphs = model_.graphs;
-    return std::make_unique<Engine>(*weights_[arm], *model_.backend, eo);
+    const int64_t rows =
+        cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + state.trials);
+    return std::make_unique<Engine>(*weights_[arm], *model_.backend, model_.engine_options(state, rows));
   }
 
   // One timed run. False when a signal ended it.
@@ -281,9 +278,8 @@ class DraftAb {
       receipt.add_series(fmt::format("{}/{}_ns_per_token", name, kArms[a]), "ns", "warm", arms[a].ns_per_token);
     const PairedRatio ratio = paired_ratio(arms[0].ns_per_token, d.ns_per_token);
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-    std::string missing = fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs);
-    if (o_.pairs >= kFewestPairs) {
-      missing.clear();
+    const std::string missing = few_pairs(o_.pairs);
+    if (missing.empty()) {
       evidence["ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       evidence["ratio_plain_first"] = ratio.a_first;
       evidence["ratio_drafted_first"] = ratio.b_first;

@@ -162,22 +162,19 @@ void generate(const Options& o, ToolRun& run) {
                         o.kv_dtype == "auto" ? "default" : "flag");
 
   RoutingRecord routing(o.routing, *model.source, model.config, model.digest, model.shard());
-  EngineOptions eo;
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
-  eo.state = state_for(requests, parallel, model.config.max_position_embeddings);
-  eo.state.kv_dtype = kv_dtype;
+  StateOptions state = state_for(requests, parallel, model.config.max_position_embeddings);
   DraftOptions draft = model.drafts(o.model,
                                     o.mtp_logits                    ? "--mtp-logits shows the head in plain rounds"
                                     : !o.routing.trace_file.empty() ? "--trace-experts records plain rounds"
                                                                     : "",
                                     run);
-  eo.state.draft_head = o.mtp_logits || draft.most > 0;
-  eo.state.trials = draft.most;
+  state.draft_head = o.mtp_logits || draft.most > 0, state.trials = draft.most;
   int64_t longest = 1;
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
-  eo.max_rows = parallel * std::max(std::min(o.chunk_rows, longest), 1 + eo.state.trials);
-  eo.graphs = model.graphs, eo.inject_capture_failures = o.model.inject_capture_failure;
-  eo.ranks = model.communicator();
+  EngineOptions eo =
+      model.engine_options(state, parallel * std::max(std::min(o.chunk_rows, longest), 1 + state.trials));
+  eo.state.kv_dtype = kv_dtype, eo.inject_capture_failures = o.model.inject_capture_failure;
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);
   if (!weights.has_draft_head) draft = {}, eo.state.draft_head = false, eo.state.trials = 0;

@@ -146,12 +146,8 @@ class GraphAb {
   }
 
   EngineOptions engine_options(const Workload& work, bool graphs) const {
-    EngineOptions eo;
-    eo.state = work.state();
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work.max_rows();
+    EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
     eo.graphs = graphs;
-    eo.ranks = model_.communicator();
     return eo;
   }
 
@@ -233,7 +229,7 @@ class GraphAb {
     }
     const PairedRatio ratio = paired_ratio(arms[0].ns, arms[1].ns);
     receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-    std::string missing = few_pairs();
+    std::string missing = few_pairs(o_.pairs);
     if (missing.empty()) {
       receipt.evidence[name]["ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       receipt.evidence[name]["ratio_off_first"] = ratio.a_first;
@@ -247,11 +243,6 @@ class GraphAb {
                            median(arms[0].ns) / 1e6, median(arms[1].ns) / 1e6, ratio.median, interval_text(ratio),
                            ratio.a_first, ratio.b_first, graphs.replays > 0 ? std::to_string(graphs.replays) : "none",
                            floor_text));
-  }
-
-  // Why no speed may be claimed; empty when one may.
-  std::string few_pairs() const {
-    return o_.pairs >= kFewestPairs ? "" : fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs);
   }
 
   std::string report_floor(const Cell& cell, double on_ns) {
@@ -273,7 +264,7 @@ class GraphAb {
     Json& evidence = receipt.evidence[cell.name()]["floor"];
     evidence = {{"round_ns", floor}, {"bytes", bytes}, {"trellis_values", values}, {"by_family_ns", families}};
     receipt.add_series(name, "ratio", "warm", {fraction});
-    figures_.push_back({name, "ratio", fraction, few_pairs()});
+    figures_.push_back({name, "ratio", fraction, few_pairs(o_.pairs)});
     return fmt::format("{:>12.3f}{:>10.3f}", floor / 1e6, fraction);
   }
 

@@ -94,12 +94,8 @@ class PoolAb {
 
   void measure() {
     const Workload work = workload(0, o_.rounds), train = workload(1, o_.train_rounds);
-    EngineOptions eo;
-    eo.state = work.state();
+    EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
     eo.state.tokens = eo.state.max_tokens = o_.prompt + std::max(o_.rounds, o_.train_rounds);
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work.max_rows();
-    eo.graphs = model_.graphs;
     if (model_.plan(o_.model, eo, run_)) return;
     if (model_.expert_lines == 0)
       throw Error(ErrorKind::Unsupported,
@@ -227,10 +223,9 @@ class PoolAb {
         receipt.add_series(fmt::format("{}/{}_ns", name, names_[a]), "ns", "warm", arms_[a].ns[f]);
       const PairedRatio ratio = paired_ratio(arms_[0].ns[f], arms_[1].ns[f]);
       receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-      const bool enough = o_.pairs >= kFewestPairs;
-      figures_.push_back({name + "/ratio", "ratio", ratio.median,
-                          enough ? "" : fmt::format("{} pairs, a claim needs {}", o_.pairs, kFewestPairs)});
-      if (enough) receipt.evidence[name + "_ratio_interval"] = {ratio.interval.low, ratio.interval.high};
+      const std::string missing = few_pairs(o_.pairs);
+      figures_.push_back({name + "/ratio", "ratio", ratio.median, missing});
+      if (missing.empty()) receipt.evidence[name + "_ratio_interval"] = {ratio.interval.low, ratio.interval.high};
       run_.print(fmt::format("{:<14}{:>12.3f}{:>12.3f}{:>13.3f}{:>18}\n", name, median(arms_[0].ns[f]) / 1e6,
                              median(arms_[1].ns[f]) / 1e6, ratio.median, interval_text(ratio)));
     }

@@ -155,12 +155,7 @@ class Sweep {
   }
 
   EngineOptions engine_options(const Workload& work) const {
-    EngineOptions eo;
-    eo.state = work.state();
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work.max_rows();
-    eo.graphs = model_.graphs;
-    return eo;
+    return model_.engine_options(work.state(), work.max_rows());
   }
 
   void run_cell(const Cell& cell) {

@@ -72,13 +72,10 @@ class ReuseCheck {
 
  private:
   EngineOptions engine_options(const std::vector<Request>& requests) const {
-    EngineOptions eo;
-    eo.state = state_for(requests, kHistories, model_.config.max_position_embeddings);
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.state.draft_head = draft_.most > 0, eo.state.trials = draft_.most;
-    eo.max_rows = kHistories * std::max(std::min(o_.chunk_rows, o_.history + o_.suffix), 1 + eo.state.trials);
-    eo.graphs = model_.graphs;
-    return eo;
+    StateOptions state = state_for(requests, kHistories, model_.config.max_position_embeddings);
+    state.draft_head = draft_.most > 0, state.trials = draft_.most;
+    const int64_t rows = kHistories * std::max(std::min(o_.chunk_rows, o_.history + o_.suffix), 1 + state.trials);
+    return model_.engine_options(state, rows);
   }
 
   Request request(size_t phase, int64_t h) const {

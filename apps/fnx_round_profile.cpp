@@ -79,10 +79,9 @@ double median_ns(Rounds& rounds, int count) {
 
 void profile(const Options& o, ToolRun& run) {
   OpenedModel model = OpenedModel::open(o.model, run);
-  EngineOptions eo;
   const int64_t tokens = o.context + o.lane_rows * (o.rounds + 10);
-  eo.state = {o.rows, o.rows * tokens, tokens, model.backend->kv_dtype(), false};
-  eo.max_rows = std::max(o.rows * o.lane_rows, std::min(o.chunk_rows, o.context));
+  EngineOptions eo = model.engine_options({o.rows, o.rows * tokens, tokens},
+                                          std::max(o.rows * o.lane_rows, std::min(o.chunk_rows, o.context)));
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, false, run);
   const std::unique_ptr<RecordingBackend> backend = make_recording_backend(*model.backend);

@@ -131,14 +131,11 @@ class TpParity {
   }
 
   void load(Arm& arm) {
-    LoadOptions load;
-    load.pools.lines = arm.lines, load.pools.check_lines = o_.model.check_lines;
+    LoadOptions load = model_.load_options(o_.model);
+    load.pools.lines = arm.lines;
     load.draft_head = false;
-    load.accept_raw_norms = o_.model.accept_raw_norms;
-    if (arm.ranks != nullptr) {
-      load.shard = model_.shard();
-      load.plant_shard_plan = o_.plant == "shard-plan";
-    }
+    if (arm.ranks == nullptr) load.shard = {};
+    load.plant_shard_plan = arm.ranks != nullptr && o_.plant == "shard-plan";
     arm.weights.emplace(model_.load(load, run_));
   }
 
@@ -154,10 +151,7 @@ class TpParity {
 
   EngineOptions engine_options(const Cell& cell, const Arm& arm, bool graphs) const {
     const Workload work = workload(cell);
-    EngineOptions eo;
-    eo.state = work.state();
-    eo.state.kv_dtype = model_.backend->kv_dtype();
-    eo.max_rows = work.max_rows();
+    EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
     eo.graphs = graphs, eo.inject_capture_failures = o_.model.inject_capture_failure;
     eo.ranks = arm.ranks, eo.plant = arm.plant;
     return eo;
@@ -166,15 +160,14 @@ class TpParity {
   // Twice without graphs, twice with them where they were asked for.
   std::vector<Recorded> record(const Cell& cell, const Arm& arm) {
     std::vector<Recorded> out;
-    const bool with_graphs = model_.graphs;
     for (const bool graphs : {false, true}) {
-      if (graphs && !with_graphs) continue;
+      if (graphs && !model_.graphs) continue;
       Engine engine(*arm.weights, *model_.backend, engine_options(cell, arm, graphs));
       for (const char* turn : {"first", "second"}) {
         const std::string name = fmt::format("{}{} {}", arm.name, graphs ? " graph" : "", turn);
         out.push_back(
             {name, record_run(engine, workload(cell), o_.slots && !graphs, [&] { return run_.stop_together(); })});
-        run_.progress("runs", ++runs_, arms_.size() * cells_.size() * (with_graphs ? 4 : 2));
+        run_.progress("runs", ++runs_, arms_.size() * cells_.size() * (model_.graphs ? 4 : 2));
       }
       if (graphs) report_graphs(cell, arm, engine);
     }
@@ -185,7 +178,10 @@ class TpParity {
     const GraphCounters& g = engine.graph_counters();
     run_.receipt().evidence[cell.name()][arm.name] = {
         {"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
-    if (arm.lines == 0)  // offloaded experts are planned on the host, layer by layer
+    if (arm.lines > 0 && model_.planner == Planner::Host)
+      run_.receipt().add_not_run(fmt::format("{}/{} replayed", cell.name(), arm.name),
+                                 "--planner host waits for every layer's choice");
+    else
       run_.receipt().add_gate(fmt::format("{}/{}_replays", cell.name(), arm.name), static_cast<double>(g.replays),
                               ">=", 1, "replays");
   }

@@ -143,11 +143,14 @@ std::unique_ptr<Kernel> qsa_select_entry() {
               "qsa_select",
               {{"qsa_scores_kernel", 256, 128, 0, 4096, 0},
                {"qsa_scores_prompt_kernel", 256, 128, 0, 32 * 1024, 0},
-               {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0}},
+               {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0},
+               {"qsa_select_warp_kernel", 128, 168, 32, 0, 0},
+               {"qsa_select_warps_kernel", 512, 128, 256, 0, 0}},
               "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
               "and rows",
-              "scores: blocks of 64 index blocks by rows (8 rows a block above 64), as many rows at a time as the "
-              "workspace holds, none when all blocks are selected; selection: a block of 1024 a row",
+              "scores: blocks of 64 index blocks by rows (128 by 8 rows above 64), as many rows at a time as the "
+              "workspace holds, none when all blocks are selected; selection: a block of 1024 a row, or above 64 rows "
+              "1, 4 or 16 warps for up to 2048, 8192 or 32768 index blocks",
               {{"index", "F32", "[rows, index_heads + 1, 128]", 16, "read"},
                {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 16, "read"},
                {"lanes", "I32", "[lanes, 4]", 16, "read"},
@@ -159,8 +162,10 @@ std::unique_ptr<Kernel> qsa_select_entry() {
               "none",
               "a head whose dot product is NaN counts as 0"};
   // A part of the blocks, all of them with and without scores, and more than a warp's registers hold.
-  e.host_shapes = {qsa_shape(2, 1, 9, DType::BF16), qsa_shape(2, 1, 40, DType::BF16)};
-  e.more_device_shapes = {qsa_shape(24, 2, 512, DType::BF16), qsa_shape(24, 2, 512, DType::BF16, 34000)};
+  e.host_shapes = {qsa_shape(2, 1, 9, DType::BF16), qsa_shape(2, 1, 40, DType::BF16),
+                   qsa_shape(2, 1, 9, DType::BF16, 8300)};
+  e.more_device_shapes = {qsa_shape(24, 2, 512, DType::BF16), qsa_shape(24, 2, 512, DType::BF16, 12000),
+                          qsa_shape(24, 2, 512, DType::BF16, 34000)};
   e.value_rows = 20;
   e.bit_rows = 140;
   e.make = select_make;

@@ -18,6 +18,13 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4],
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Four matrices of 8 x 8 halves; lane 8 i + r gives where row r of matrix i lies.
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
+}
+
 // Copies 16 bytes to shared memory; zeros when `take` is false.
 __device__ __forceinline__ void copy_async16(void* shared, const void* global, bool take = true) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));

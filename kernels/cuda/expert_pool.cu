@@ -376,6 +376,7 @@ __global__ void __launch_bounds__(kAheadThreads, 1) fill_foreseen_kernel(FillFor
     while ((seen = given()) == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
     __threadfence();
   }
+  __syncwarp();
   if (__shfl_sync(kFullWarp, seen, 0) != 0) {
     const volatile StageOrder& order = *stage.order;
     const int other = lane - PoolStage::kForeseen;

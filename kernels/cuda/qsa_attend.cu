@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/qsa_device.cuh"
 
 namespace fnx::cuda {
@@ -23,7 +24,6 @@ struct Tile {
     __nv_bfloat16 weights[kSplit][kMostGroup][kWeightStride];  // once the scores are read
   };
   float highest[kMostGroup], total[kMostGroup];
-  int64_t place[kPartKeys];  // of the next part's keys among all pages; -1 beyond the list
 };
 
 // A row's key list: selected blocks, then the tail.
@@ -50,6 +50,31 @@ __device__ __forceinline__ int64_t key_place(const QsaShape& s, const KeyList& k
   const int ratio = static_cast<int>(s.ratio);
   return token_place(s, k.slot, i < k.chosen ? k.selected[i / ratio] * ratio + i % ratio : k.tail + i - k.chosen);
 }
+
+// The same in steps of one read each, so that nobody waits for what the step before reads.
+class PlaceSteps {
+ public:
+  __device__ __forceinline__ PlaceSteps(const QsaShape& s, const KeyList& k) : shape_(s), list_(k) {}
+  __device__ __forceinline__ void begin(int i) {
+    i_ = i;
+    if (i < list_.chosen) read_ = list_.selected[i / ratio()];
+  }
+  __device__ __forceinline__ void find_page() {
+    if (i_ >= list_.count) return;
+    token_ = i_ < list_.chosen ? read_ * ratio() + i_ % ratio() : list_.tail + i_ - list_.chosen;
+    read_ = shape_.kv_table[list_.slot * shape_.table_width + token_ / page_tokens()];
+  }
+  __device__ __forceinline__ int64_t place() const {
+    return i_ < list_.count ? int64_t{read_} * page_tokens() + token_ % page_tokens() : -1;
+  }
+
+ private:
+  __device__ __forceinline__ int ratio() const { return static_cast<int>(shape_.ratio); }
+  __device__ __forceinline__ int page_tokens() const { return static_cast<int>(shape_.page_tokens); }
+  const QsaShape& shape_;
+  const KeyList& list_;
+  int i_ = 0, read_ = 0, token_ = 0;
+};
 
 // The running (max, sum, values) of a head and its merge with the next part's.
 struct Running {
@@ -80,11 +105,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 __device__ __forceinline__ void copy16(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(valid ? 16 : 0));
-}
-__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(shared_address(from)));
 }
 __device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -131,21 +151,27 @@ __device__ void load_query(const QsaAttendParams& p, Tile& tile, int r, int kv) 
   }
 }
 
-// The place of this thread's key of a part; the threads beyond have none.
-__device__ __forceinline__ int64_t part_place(const QsaAttendParams& p, const KeyList& list, int part) {
-  return threadIdx.x < kPartKeys ? key_place(p.shape, list, part * kPartKeys + threadIdx.x) : -1;
-}
-
-// Begins the copies of the keys, or of the values, at tile.place.
-__device__ __forceinline__ void load_keys(const QsaAttendParams& p, const Tile& tile, int kv, const KvPages& from,
+// Begins the copies of a part's keys, or values. Four threads a key; `place`: theirs among all pages, -1 beyond the
+// list.
+constexpr int kKeyThreads = kThreads / kPartKeys;
+__device__ __forceinline__ void load_keys(const QsaAttendParams& p, int64_t place, int kv, const KvPages& from,
                                           __nv_bfloat16 (&to)[kPartKeys][kStride]) {
-  const int lane = threadIdx.x % 32;
+  const int piece = threadIdx.x % kKeyThreads * 8;
+  const auto* source = kv_at<const __nv_bfloat16>(p.cache, from, max(place, int64_t{0}), p.shape.kv_heads, kv) + piece;
+  __nv_bfloat16* at = to[threadIdx.x / kKeyThreads] + piece;
 #pragma unroll
-  for (int i = threadIdx.x / 32; i < kPartKeys; i += kThreads / 32) {
-    const int64_t place = tile.place[i];
-    copy16(to[i] + lane * 8,
-           kv_at<const __nv_bfloat16>(p.cache, from, max(place, int64_t{0}), p.shape.kv_heads, kv) + lane * 8,
-           place >= 0);
+  for (int d = 0; d < kHeadDim; d += 8 * kKeyThreads) copy16(at + d, source + d, place >= 0);
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// The same, a warp a key at a time: its lines arrive together, which pays where a block has one part.
+__device__ __forceinline__ void load_whole_keys(const QsaAttendParams& p, int64_t place, int kv, const KvPages& from,
+                                                __nv_bfloat16 (&to)[kPartKeys][kStride]) {
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (32 / kKeyThreads);
+#pragma unroll
+  for (int i = 0; i < 32 / kKeyThreads; ++i) {
+    const int64_t at = __shfl_sync(kFullWarp, place, i * kKeyThreads);
+    copy16(to[first + i] + lane * 8,
+           kv_at<const __nv_bfloat16>(p.cache, from, max(at, int64_t{0}), p.shape.kv_heads, kv) + lane * 8, at >= 0);
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -155,22 +181,44 @@ __device__ __forceinline__ void wait_keys() {
   __syncthreads();
 }
 
+// What a warp multiplies of its eight heads' query, the first kSplits of its numbers, as the tensor cores take it.
+template <int kSplits>
+struct HeldQuery {
+  uint32_t b[kSplits == 0 ? 1 : kSplits][kHeadDim / 32][4];
+  __device__ __forceinline__ void load(const Tile& tile) {
+    const int first_head = threadIdx.x / 32 / (kPartKeys / 16) * 8, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i)
+#pragma unroll
+      for (int k = 0; k < kHeadDim / 32; ++k)
+        load_matrices(b[i][k], &tile.query[i][first_head + lane % 8][k * 32 + lane / 8 * 8]);
+  }
+};
+
 // Scores of a part to the tile; a warp has 16 keys and eight heads. `keys`: how many the list has from here on.
-__device__ __forceinline__ void score_part(Tile& tile, int keys) {
+template <int kHeld>
+__device__ __forceinline__ void score_part(Tile& tile, int keys, const HeldQuery<kHeld>& held) {
   static_assert(kPartKeys / 16 * (kMostGroup / 8) == kThreads / 32);
   const int first_key = threadIdx.x / 32 % (kPartKeys / 16) * 16, first_head = threadIdx.x / 32 / (kPartKeys / 16) * 8;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float score[kSplit][4] = {};  // keys (g, g, g + 8, g + 8), heads 2 t, 2 t + 1
-#pragma unroll 4
+#pragma unroll
   for (int k = 0; k < kHeadDim; k += 32) {
-    uint32_t a[2][4], b[4];
+    uint32_t a[2][4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) load_matrices(a[h], &tile.keys[first_key + lane % 16][k + h * 16 + lane / 16 * 8]);
 #pragma unroll
     for (int i = 0; i < kSplit; ++i) {
-      load_matrices(b, &tile.query[i][first_head + lane % 8][k + lane / 8 * 8]);
-      mma_bf16(score[i], a[0], b[0], b[1]);
-      mma_bf16(score[i], a[1], b[2], b[3]);
+      if (i < kHeld) {
+        const uint32_t(&b)[4] = held.b[i < kHeld ? i : 0][k / 32];
+        mma_bf16(score[i], a[0], b[0], b[1]);
+        mma_bf16(score[i], a[1], b[2], b[3]);
+      } else {
+        uint32_t b[4];
+        load_matrices(b, &tile.query[i][first_head + lane % 8][k + lane / 8 * 8]);
+        mma_bf16(score[i], a[0], b[0], b[1]);
+        mma_bf16(score[i], a[1], b[2], b[3]);
+      }
     }
   }
 #pragma unroll
@@ -242,12 +290,11 @@ __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams 
   load_query(p, tile, r, kv);
   wait_previous();  // only `selected` is of the previous launch, which is qsa_select
   if (part * kPartKeys >= list.count) return;
-  if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = part_place(p, list, part);
-  __syncthreads();
-  load_keys(p, tile, kv, p.cache.keys, tile.keys);
-  load_keys(p, tile, kv, p.cache.values, tile.values);
+  const int64_t place = key_place(p.shape, list, part * kPartKeys + threadIdx.x / kKeyThreads);
+  load_whole_keys(p, place, kv, p.cache.keys, tile.keys);
+  load_whole_keys(p, place, kv, p.cache.values, tile.values);
   wait_keys<1>();
-  score_part(tile, list.count - part * kPartKeys);
+  score_part(tile, list.count - part * kPartKeys, HeldQuery<0>());
   __syncthreads();
   weigh_part(tile);
   wait_keys<0>();
@@ -336,19 +383,37 @@ __global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParam
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float sum[kWarpTiles][4], total[kWarpTiles][4];
   Running run[2];
-  // A part's keys are on their way while the one before is weighed, its values while its keys are multiplied.
-  if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = part_place(p, list, 0);
+  // A part's keys are on their way while the one before is weighed, its values while its keys are multiplied. Each of a
+  // key's threads finds its place in one part of four.
+  static_assert(kKeyThreads == 4);
+  const auto key_of = [&](int first_part) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return (first_part + thread % kKeyThreads) * kPartKeys + thread / kKeyThreads;
+  };
+  int64_t places = key_place(p.shape, list, key_of(0));
+  PlaceSteps steps(p.shape, list);
+  const auto place_in = [&](int part) { return __shfl_sync(kFullWarp, places, part % kKeyThreads, kKeyThreads); };
+  load_keys(p, place_in(0), kv, p.cache.keys, tile.keys);
+  load_keys(p, place_in(0), kv, p.cache.values, tile.values);
   __syncthreads();
-  load_keys(p, tile, kv, p.cache.keys, tile.keys);
-  load_keys(p, tile, kv, p.cache.values, tile.values);
-  int64_t place = part_place(p, list, 1);
+  HeldQuery<1> held;  // more leave the registers no room
+  held.load(tile);
   for (int part = 0; part * kPartKeys < list.count; ++part) {
+    switch (part % kKeyThreads) {
+      case 0:
+        steps.begin(key_of(part + kKeyThreads));
+        break;
+      case 1:
+        steps.find_page();
+        break;
+      case 3:
+        places = steps.place();
+    }
+    const int64_t place = place_in(part + 1);
     wait_keys<1>();
-    if (threadIdx.x < kPartKeys) tile.place[threadIdx.x] = place;
-    place = part_place(p, list, part + 2);
-    score_part(tile, list.count - part * kPartKeys);
+    score_part(tile, list.count - part * kPartKeys, held);
     __syncthreads();
-    load_keys(p, tile, kv, p.cache.keys, tile.keys);
+    load_keys(p, place, kv, p.cache.keys, tile.keys);
     weigh_part(tile);
     wait_keys<1>();
     value_part(tile, sum);
@@ -361,7 +426,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParam
         for (int j = 2 * i; j < 2 * i + 2; ++j) total[n][j] = merged(total[n][j], sum[n][j], f, part == 0);
     }
     __syncthreads();
-    load_keys(p, tile, kv, p.cache.values, tile.values);
+    load_keys(p, place, kv, p.cache.values, tile.values);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 #pragma unroll

@@ -64,46 +64,62 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
 }
 
 constexpr int kPromptRows = 8;  // rows of a block that share its index keys
+constexpr int kPromptKeys = 4;  // blocks scored by eight lanes
 
 // blockIdx: run of index blocks, kPromptRows rows. The same sums; keys are loaded once for neighbouring rows of a lane.
+// Lanes i, i + 4, .. of a warp score the same keys, in an order that leaves each lane's first to it when the four are
+// summed over the lanes.
 __global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams p, int64_t first, int64_t count) {
   extern __shared__ float4 query[];  // [kPromptRows][index_heads][32]
   wait_previous();
   const QsaShape& s = p.shape;
   const int ih = static_cast<int>(s.index_heads), ratio = static_cast<int>(s.ratio);
   const int at = blockIdx.y * kPromptRows, rows = min(kPromptRows, static_cast<int>(count) - at);
-  const int r0 = static_cast<int>(first) + at, lane = threadIdx.x % 32, sub = lane % 8;
+  const int r0 = static_cast<int>(first) + at, lane = threadIdx.x % 32, sub = lane / 4;
   const auto complete_of = [&](const LaneRow& l, int r) { return (l.start + r - l.first_row + 1) / ratio; };
   const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r0} * (ih + 1) * kIndexDim);
   for (int i = threadIdx.x; i < rows * ih * 32; i += 256)
     query[i] = index[i / (ih * 32) * (ih + 1) * 32 + i % (ih * 32)];
   __syncthreads();
-  const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 4 * kKeys + lane / 8;
-  float4 key[kKeys][4] = {};
+  const int run = blockIdx.x * 8 * 4 * kPromptKeys, base = run + threadIdx.x / 32 * 4 * kPromptKeys + lane % 4;
+  const int own = sub / 2;  // of the keys base, base + 4, ..
+  float4 key[kPromptKeys][4] = {};
   int slot = -1;
   for (int row = 0; row < rows; ++row) {
     const int r = r0 + row;
     const LaneRow l = find_lane(s.lanes, r);
     const int complete = l.slot < 0 ? 0 : complete_of(l, r);
-    if (complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) continue;
+    if (complete <= s.blocks || run >= complete) continue;
     if (l.slot != slot) {
       slot = l.slot;
       const int most = complete_of(l, min(r0 + rows, l.first_row + l.rows) - 1);
 #pragma unroll
-      for (int i = 0; i < kKeys; ++i) {
-        if (base + 4 * i >= most) continue;
-        const float4* from =
-            reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, slot, base + 4 * i) * kIndexDim);
+      for (int i = 0; i < kPromptKeys; ++i) {
+        const int b = base + 4 * (own ^ i);
+        if (b >= most) continue;
+        const float4* from = reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, slot, b) * kIndexDim);
 #pragma unroll
         for (int j = 0; j < 4; ++j) key[i][j] = from[j * 8 + sub];
       }
     }
-    float sum[kKeys] = {};
-    for (int h = 0; h < ih; ++h) add_head(query + (row * ih + h) * 32, key, sum);
+    float sum = 0;
+#pragma unroll 2
+    for (int h = 0; h < ih; ++h) {
+      float dot[kPromptKeys] = {};
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i)
-      if (sub == 0 && base + 4 * i < complete)
-        p.scores[(at + row) * p.max_complete + base + 4 * i] = sum[i] * kIndexScale;
+      for (int j = 0; j < 4; ++j) {
+        const float4 q = query[(row * ih + h) * 32 + j * 8 + sub];
+#pragma unroll
+        for (int i = 0; i < kPromptKeys; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
+      }
+      const auto other = [](float v, int width) { return __shfl_xor_sync(kFullWarp, v, width); };
+      const float a = dot[0] + other(dot[2], 16), b = dot[1] + other(dot[3], 16);
+      float mine = a + other(b, 8);
+      mine += other(mine, 4);
+      sum += fmaxf(0.0f, mine);
+    }
+    if (sub % 2 == 0 && base + 4 * own < complete)
+      p.scores[(at + row) * p.max_complete + base + 4 * own] = sum * kIndexScale;
   }
 }
 
@@ -251,6 +267,129 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
   });
 }
 
+constexpr int kEach = 64, kWarpBlocks = 32 * kEach;  // blocks of a lane and of a warp that selects for a prompt
+constexpr int kSelectRows = 4;                       // of a block where a row takes one warp
+
+// The same selection for prompts: kWarps warps hold a row's ranks in registers, block 32 j + i of a warp's run in lane
+// i, and find the rank of the last selected bit by bit.
+template <int kWarps>
+__device__ __forceinline__ void select_prompt(const QsaSelectParams& p, int64_t first, int count) {
+  __shared__ int parts[2][kWarps];
+  __shared__ uint32_t bounds[2][kWarps];
+  wait_previous();
+  const QsaShape& s = p.shape;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = kWarps == 1 ? 0 : warp;
+  const int at = kWarps == 1 ? blockIdx.x * kSelectRows + warp : blockIdx.x;
+  if (at >= count) return;
+  const int r = static_cast<int>(first) + at, blocks = static_cast<int>(s.blocks);
+  const LaneRow l = find_lane(s.lanes, r);
+  if (l.slot < 0) return;
+  const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
+  int32_t* selected = p.selected + int64_t{r} * blocks;
+  if (complete <= blocks) {
+    for (int i = part * 32 + lane; i < blocks; i += 32 * kWarps) selected[i] = i < complete ? i : -1;
+    return;
+  }
+  // Adds over the row's warps, and over those before this one.
+  int turn = 0;
+  const auto add_warps = [&](int v, int& before) {
+    before = 0;
+    if constexpr (kWarps > 1) {
+      if (lane == 0) parts[turn][warp] = v;
+      __syncthreads();
+      v = lane < kWarps ? parts[turn][lane] : 0;
+      before = __reduce_add_sync(kFullWarp, lane < warp ? v : 0);
+      v = __reduce_add_sync(kFullWarp, v);
+      turn ^= 1;
+    }
+    return v;
+  };
+  const int from = part * kWarpBlocks, used = (min(complete - from, kWarpBlocks) + 31) / 32;
+  const float* scores = p.scores + at * p.max_complete + from;
+  uint32_t rank[kEach];  // 0 also where there is no block, which only loses to blocks before it
+  uint32_t low = UINT32_MAX, high = 0;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const bool here = from + j * 32 + lane < complete;
+    rank[j] = here ? rank_of(scores[j * 32 + lane]) : 0;
+    if (here) low = min(low, rank[j]);
+    high = max(high, rank[j]);
+  }
+  low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
+  if constexpr (kWarps > 1) {
+    if (lane == 0) bounds[0][warp] = low, bounds[1][warp] = high;
+    __syncthreads();
+    low = __reduce_min_sync(kFullWarp, lane < kWarps ? bounds[0][lane] : UINT32_MAX);
+    high = __reduce_max_sync(kFullWarp, lane < kWarps ? bounds[1][lane] : 0);
+  }
+  constexpr int kGroup = 16;  // ranks between looks at whether there are more
+  const auto each = [&](auto fn) {
+#pragma unroll
+    for (int j0 = 0; j0 < kEach; j0 += kGroup) {
+      if (j0 >= used) break;
+#pragma unroll
+      for (int j = j0; j < j0 + kGroup; ++j) fn(rank[j], j);
+    }
+  };
+  const auto count_from = [&](uint32_t bound, int& before) {
+    int n = 0;
+    each([&](uint32_t rank_j, int) { n += (bound - 1 - rank_j) >> 31; });  // ranks are below 2^31
+    return add_warps(__reduce_add_sync(kFullWarp, n), before);
+  };
+  int before = 0, reached = 0;
+  uint32_t last = low;  // the highest rank so far that as many as are wanted reach
+  if (low < high) {
+    const int bit = 31 - __clz(low ^ high);
+    last = high >> bit >> 1 << bit << 1;  // what all have in common
+    for (int b = bit; b >= 0 && reached != blocks; --b) {
+      const uint32_t bound = last | 1u << b;
+      const int n = count_from(bound, before);
+      if (n >= blocks) last = bound, reached = n;
+    }
+  }
+  const uint32_t least = reached == blocks ? last : last + 1;  // of those that no tie decides
+  int place, equal = 0;
+  const int want = blocks - count_from(least, place);
+  if (kWarps > 1 && want > 0) {
+    int n = 0;
+    each([&](uint32_t rank_j, int) { n += rank_j == last; });
+    add_warps(__reduce_add_sync(kFullWarp, n), equal);
+  }
+  const unsigned below_me = (1u << lane) - 1;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const unsigned a = __ballot_sync(kFullWarp, rank[j] >= least), e = __ballot_sync(kFullWarp, rank[j] == last);
+    const int my_above = place + __popc(a & below_me), my_equal = equal + __popc(e & below_me);
+    if (rank[j] >= least || (rank[j] == last && my_equal < want))
+      selected[my_above + min(my_equal, want)] = from + j * 32 + lane;
+    place += __popc(a), equal += __popc(e);
+  }
+}
+
+__global__ void __launch_bounds__(32 * kSelectRows)
+    qsa_select_warp_kernel(QsaSelectParams p, int64_t first, int count) {
+  select_prompt<1>(p, first, count);
+}
+template <int kWarps>
+__global__ void __launch_bounds__(32 * kWarps) qsa_select_warps_kernel(QsaSelectParams p, int64_t first, int count) {
+  select_prompt<kWarps>(p, first, count);
+}
+
+void launch_select(const QsaSelectParams& p, int64_t first, int64_t count, cudaStream_t stream) {
+  const auto run = [&](auto kernel, unsigned blocks, unsigned threads) {
+    launch("qsa_select", kernel, blocks, threads, 0, stream, p, first, static_cast<int>(count));
+  };
+  const auto rows = static_cast<unsigned>(count);
+  if (count <= kSpreadRows || p.max_complete > 16 * kWarpBlocks)
+    launch("qsa_select", qsa_select_kernel, rows, 1024, 0, stream, p, first);
+  else if (p.max_complete <= kWarpBlocks)
+    run(qsa_select_warp_kernel, blocks_of(count, kSelectRows), 32 * kSelectRows);
+  else if (p.max_complete <= 4 * kWarpBlocks)
+    run(qsa_select_warps_kernel<4>, rows, 32 * 4);
+  else
+    run(qsa_select_warps_kernel<16>, rows, 32 * 16);
+}
+
 }  // namespace
 
 void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStream_t stream) {
@@ -264,8 +403,8 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
   const unsigned runs = blocks_of(p.max_complete, kBlockKeys);
   const size_t query_bytes = p.shape.index_heads * kIndexDim * sizeof(float);
   if (count > kSpreadRows) {
-    launch("qsa_scores", qsa_scores_prompt_kernel, dim3(runs, blocks_of(count, kPromptRows)), 256,
-           kPromptRows * query_bytes, stream, p, first, count);
+    const dim3 grid(blocks_of(p.max_complete, 8 * 4 * kPromptKeys), blocks_of(count, kPromptRows));
+    launch("qsa_scores", qsa_scores_prompt_kernel, grid, 256, kPromptRows * query_bytes, stream, p, first, count);
     return;
   }
   const dim3 grid(runs, static_cast<unsigned>(count));
@@ -281,7 +420,7 @@ void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
   for (int64_t first = 0; first < p.shape.rows; first += step) {
     const int64_t count = std::min(step, p.shape.rows - first);
     if (!all) qsa_scores(p, first, count, stream);
-    launch("qsa_select", qsa_select_kernel, static_cast<unsigned>(count), 1024, 0, stream, p, first);
+    launch_select(p, first, count, stream);
   }
 }
 

@@ -222,9 +222,9 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
 
 MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions engine, const Shard& shard) const {
   engine.ranks = nullptr;  // a plan's engine agrees with nobody
-  LoadOptions load;
+  LoadOptions load = load_options(options);
   load.draft_head = engine.state.draft_head;
-  load.shard = shard, load.pools.planner = planner;
+  load.shard = shard, load.pools.lines = 0;
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
   if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes;
@@ -292,13 +292,25 @@ bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolR
   return options.memory_plan;
 }
 
-Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
+EngineOptions OpenedModel::engine_options(const StateOptions& state, int64_t max_rows) const {
+  EngineOptions eo;
+  eo.state = state, eo.state.kv_dtype = backend->kv_dtype();
+  eo.max_rows = max_rows;
+  eo.graphs = graphs, eo.ranks = communicator();
+  return eo;
+}
+
+LoadOptions OpenedModel::load_options(const ModelOptions& options) const {
   LoadOptions load;
-  load.draft_head = draft_head;
   load.accept_raw_norms = options.accept_raw_norms;
   load.shard = shard();
-  load.pools.lines = expert_lines, load.pools.check_lines = options.check_lines;
-  load.pools.planner = planner;
+  load.pools.lines = expert_lines, load.pools.planner = planner, load.pools.check_lines = options.check_lines;
+  return load;
+}
+
+Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
+  LoadOptions load = load_options(options);
+  load.draft_head = draft_head;
   return this->load(load, run);
 }
 

@@ -68,6 +68,10 @@ struct OpenedModel {
   // run will need, into the receipt and refused when it does not fit. True when the user asked for no more than that;
   // it was printed then.
   bool plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run);
+  // What every engine of this model shares: its ranks, graphs and how keys and values are stored.
+  EngineOptions engine_options(const StateOptions& state, int64_t max_rows) const;
+  // What every load of this model shares: this rank's shard, the lines that plan() chose, and what the flags say.
+  LoadOptions load_options(const ModelOptions& options) const;
   // Loads with a progress bar; the time goes into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
   // The same with other options, for weights beside the run's own.

@@ -116,6 +116,11 @@ int32_t DraftPolicy::decide(std::span<const DraftStream> streams) const {
   return depth <= least ? depth : 0;  // shapes that only the last rounds of a stream have would be recorded for them
 }
 
+int64_t DraftPolicy::plain_ahead(size_t streams) const {
+  const auto it = widths_.find(streams);
+  return it == widths_.end() ? 0 : std::max<int64_t>(0, std::max(it->second.plain_due, it->second.wait) - 1);
+}
+
 // One that was not seen yet waits as long as its neighbour.
 DraftPolicy::Width& DraftPolicy::width(size_t streams) {
   const auto after = widths_.lower_bound(streams);
@@ -154,6 +159,9 @@ void DraftPolicy::observe_plain(Width& w, const DraftRound& round, bool counts) 
   }
   if (w.plain_due > 0) --w.plain_due;
   if (w.wait > 0 && (w.wait > 1 || w.depth[0].known())) --w.wait;
+  // Without credit for a try: until there is some, at the share that plain rounds give.
+  const double plain = w.depth[0].typical(), missing = kLeastCredit * plain - credit_;
+  if (w.wait == 0 && !w.drafting && missing > 0) w.wait = 1 + static_cast<int64_t>(missing / (kShare * plain));
 }
 
 void DraftPolicy::observe_drafts(Width& w, const DraftRound& round) {

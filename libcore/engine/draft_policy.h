@@ -51,6 +51,8 @@ class DraftPolicy {
   // Depth of the next round of these streams: one that slows none of them.
   int32_t decide(std::span<const DraftStream> streams) const;
   void observe(const DraftRound& round);
+  // After a decision for none: how many more of as many streams will be the same, whatever is observed.
+  int64_t plain_ahead(size_t streams) const;
   // The number may be that of another stream from now on; what is known of all streams stays.
   void forget(size_t stream) { streams_.erase(stream); }
 

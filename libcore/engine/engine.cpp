@@ -154,7 +154,8 @@ void Engine::begin_experts(bool round) {
                           config().layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0), round);
 }
 
-std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid) {
+std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid,
+                                   const std::function<void()>& meanwhile) {
   stage(inputs, draws);
   const bool greedy = std::all_of(draws.begin(), draws.end(), [](const Draw& d) { return d.params.temperature <= 0; });
   const auto work = [&] {
@@ -171,6 +172,7 @@ std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<
   run_round(key, decoding, work);
   backend_.record(*stream_, *has_drawn_);
   launch_absorption();  // while the host goes on
+  if (meanwhile) meanwhile();
   if (draws.empty()) return {};
   wait_drawn();
   const auto* ids = drawn_.view(DType::I32, {key.draws}).as<int32_t>();

@@ -90,8 +90,9 @@ class Engine {
   void on_slots(SlotProbe probe) { slots_ = std::move(probe); }
 
   // forward(), with the draws before the draft head absorbs, at most 1 + trials a slot: ids in [0, valid) in the order
-  // of `draws`. Waits for these once, and not at all without draws.
-  std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid);
+  // of `draws`. Waits for these once, and not at all without draws; the host's own work comes before, `meanwhile`.
+  std::vector<int32_t> round(std::span<const LaneInput> lanes, std::span<const Draw> draws, int64_t valid,
+                             const std::function<void()>& meanwhile = nullptr);
   // After a round and before the next, once: every lane that tried rows, and others that want drafts, ids in [0,
   // valid). Takes back what was not kept, absorbs what was, and returns each proposal's drafts, which are only guesses.
   std::vector<std::vector<int32_t>> propose(std::span<const Proposal> proposals, int64_t valid);

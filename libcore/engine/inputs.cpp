@@ -37,7 +37,7 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
   if (has_draft_head()) in_.keep = staging_.place(DType::I32, {rows});
   place_tables();
   // Last, for recorded rounds read all others, and their key says nothing of draft rows.
-  if (has_draft_head()) place_draft_rows(draft_rows, draft_lanes);
+  if (draft_rows > 0) place_draft_rows(draft_rows, draft_lanes);
 }
 
 void Engine::place_tables() {
@@ -97,6 +97,8 @@ void Engine::stage(std::span<const LaneInput> inputs, std::span<const Draw> draw
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);
   if (lags_or_tries()) batch_.trials = in_.trials.device;
+  draft_batch_ = {};
+  if (draft_lanes_.empty()) return;
   draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
   // Draft rows lie a position behind: a bound of their own would change in a round whose key has not.
   draft_batch_.most_positions = batch_.most_positions;
@@ -120,14 +122,14 @@ void Engine::list_drafts(const LaneInput& input, int32_t waiting) {
 // Sequences whose rows can wait no longer, or that go on with a prompt, and those beside them, so that they wait
 // alike afterwards.
 void Engine::make_room(std::span<const LaneInput> inputs) {
-  std::vector<int32_t> slots;
-  bool full = false;
-  for (const LaneInput& in : inputs) {
+  const bool full = std::any_of(inputs.begin(), inputs.end(), [&](const LaneInput& in) {
     const int32_t waiting = state_.waiting(in.slot, -1);
-    full = full || (waiting > 1 && (in.tokens.size() > 1 || waiting == state_.waiting_rows()));
-    slots.push_back(in.slot);
-  }
-  if (full) catch_up(slots);
+    return waiting > 1 && (in.tokens.size() > 1 || waiting == state_.waiting_rows());
+  });
+  if (!full) return;
+  std::vector<int32_t> slots;
+  for (const LaneInput& in : inputs) slots.push_back(in.slot);
+  catch_up(slots);
 }
 
 // `count` rows from position `start` on, whose next tokens are known: the first `waiting` from the slot's last stacks,
@@ -160,7 +162,7 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
   gather_ngrams();
   fill_tables();
   if (!has_draft_head()) return;
-  fill_draft_rows();
+  if (!draft_lanes_.empty()) fill_draft_rows();
   std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
   for (size_t i = 0; i < lanes_.size(); ++i)
     if (trials_[i].tried == 0) keep_stack(lanes_[i].slot, lanes_[i].first_row + lanes_[i].rows - 1);

@@ -75,6 +75,7 @@ class Run {
         if (progress_[i] == Progress::Waits && ready(requests_[i])) start(i);
       step();
     }
+    learn();
     return std::move(stats_);
   }
 
@@ -135,7 +136,7 @@ class Run {
   void step() {
     const double began = now_ns();
     const bool any_prompt = plan_lanes();
-    const std::vector<int32_t> drawn = engine_.round(lanes_, draws_, valid_);
+    const std::vector<int32_t> drawn = engine_.round(lanes_, draws_, valid_, [&] { learn(); });
     ++stats_.forwards;
     if (any_prompt && events_.prompt_rows) events_.prompt_rows(prompt_done_, prompt_total_);
     report_draft_logits();
@@ -152,8 +153,8 @@ class Run {
     if (drafting()) {
       const GraphCounters& graphs = engine_.graph_counters();
       const int64_t before = std::exchange(recordings_, graphs.captures + graphs.failed + graphs.firsts);
-      if (!any_prompt) observe(stats_.decode_ns.back() - reporting, recordings_ != before);
-      draft();
+      if (!any_prompt) note_round(stats_.decode_ns.back() - reporting, recordings_ != before);
+      draft(any_prompt);
       draft_ns_ = now_ns() - verified;
     }
     save_prompts();
@@ -241,20 +242,36 @@ class Run {
       a.end = Finish::Length;
   }
 
-  void observe(double ns, bool recorded) {
-    DraftRound round{depth_, {}, ns, recorded};
+  void note_round(double ns, bool recorded) {
+    DraftRound& round = noted_.emplace(DraftRound{depth_, {}, ns, recorded});
     round.streams.reserve(active_.size());
     for (const Active& a : active_) {
       const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
       round.streams.push_back({{a.request, a.left}, tried, a.kept});
       stats_.drafted += tried, stats_.drafts_kept += a.kept;
     }
-    policy_.observe(round);
-    stats_.draft_rounds.push_back(std::move(round));
+  }
+
+  // From the round before, where that has waited for the device to be busy.
+  void learn() {
+    if (!noted_) return;
+    policy_.observe(*noted_);
+    stats_.draft_rounds.push_back(*std::exchange(noted_, std::nullopt));
+  }
+
+  // The streams of the last decision go on, and the policy needs nothing of this round for the next.
+  bool stays_plain(bool any_prompt) {
+    if (any_prompt || plain_ahead_ == 0 || active_.size() != streams_.size()) return false;
+    if (std::any_of(active_.begin(), active_.end(), [](const Active& a) { return a.end.has_value(); })) return false;
+    --plain_ahead_;
+    for (Active& a : active_) --a.left;
+    return true;
   }
 
   // Settles what was tried and drafts for the next round.
-  void draft() {
+  void draft(bool any_prompt) {
+    if (stays_plain(any_prompt)) return;
+    learn();
     streams_.clear();
     bool tried_any = false;
     for (Active& a : active_) {
@@ -265,9 +282,12 @@ class Run {
       streams_.push_back({a.request, a.left});
     }
     depth_ = policy_.decide(streams_);
+    plain_ahead_ = depth_ == 0 ? policy_.plain_ahead(streams_.size()) : 0;
     // Ranks measure different times.
-    if (Communicator* ranks = engine_.options().ranks; ranks != nullptr && !o_.draft.fixed)
-      depth_ = static_cast<int32_t>(ranks->of_rank_0(depth_));
+    if (Communicator* ranks = engine_.options().ranks; ranks != nullptr && !o_.draft.fixed) {
+      const int64_t decided = ranks->of_rank_0(plain_ahead_ * (kMostDrafts + 1) + depth_);
+      depth_ = static_cast<int32_t>(decided % (kMostDrafts + 1)), plain_ahead_ = decided / (kMostDrafts + 1);
+    }
     if (depth_ == 0 && !tried_any) return;
     std::vector<Proposal> proposals;
     std::vector<Active*> owners;
@@ -338,8 +358,10 @@ class Run {
   std::vector<LaneInput> lanes_;
   std::vector<Draw> draws_;
   std::vector<DraftStream> streams_;
-  int32_t depth_ = 0;    // decided for the next round
-  double draft_ns_ = 0;  // spent on its drafts
+  int32_t depth_ = 0;                // decided for the next round
+  int64_t plain_ahead_ = 0;          // rounds of streams_ whose depth is decided too: none
+  std::optional<DraftRound> noted_;  // and not learned from
+  double draft_ns_ = 0;              // spent on its drafts
   int64_t recordings_ = 0;
 };
 

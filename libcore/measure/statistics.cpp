@@ -71,6 +71,10 @@ PairedRatio paired_ratio(const std::vector<double>& a, const std::vector<double>
   return out;
 }
 
+std::string few_pairs(int pairs) {
+  return pairs >= kFewestPairs ? "" : fmt::format("{} pairs, a claim needs {}", pairs, kFewestPairs);
+}
+
 std::string interval_text(const PairedRatio& ratio) {
   if (ratio.ratios.size() < kFewestPairs) return "too few pairs";
   return fmt::format("{:.3f} .. {:.3f}", ratio.interval.low, ratio.interval.high);

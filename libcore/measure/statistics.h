@@ -21,6 +21,7 @@ struct Interval {
 Interval mean_interval(const std::vector<double>& samples);
 
 inline constexpr int kFewestPairs = 4;  // that a claim of speed rests on
+std::string few_pairs(int pairs);       // why these allow none; empty when they do
 
 // Runs of two arms in the order A B B A: sample i of each belongs to pair i, A runs first in even pairs.
 struct PairedRatio {

@@ -107,23 +107,28 @@ TEST_CASE("ranks: fnx-tp-parity finds two and four ranks equal to one, and each 
 }
 
 TEST_CASE("ranks: fnx-tp-parity finds ranks that offload their experts equal to one rank that offloads none") {
-  const RunResult run = parity({"--expert-lines", "3", "--check-lines", "--slots", "--sequences", "2"});
-  CAPTURE(run.err);
-  CHECK(run.exit_code == 0);
-  CHECK(run.out.find("different") == std::string::npos);
-  const Json receipt = read_receipt(run, "fnx-tp-parity");
-  for (const Json& cell : receipt["result"]["cells"]) {
-    CHECK(cell["runs"].size() == 8);
-    CHECK(cell["comparisons"].size() == 10);
-    for (const Json& c : cell["comparisons"]) CHECK(c["outcome"] == "equal");
-  }
-  for (const Json& rank : receipt["evidence"]["ranks"])
-    for (const char* side : {"tp1-offloaded", "tp2-offloaded"}) {
-      const Json& pools = rank["evidence"]["expert_pools"][side];
-      CHECK(pools["lines"] == 3);
-      CHECK(pools["misses"] > 0);
-      CHECK(pools["touches"] == pools["hits"].get<uint64_t>() + pools["misses"].get<uint64_t>());
+  for (const char* planner : {"host", "device", "ahead"}) {
+    CAPTURE(planner);
+    const RunResult run =
+        parity({"--expert-lines", "3", "--planner", planner, "--check-lines", "--slots", "--sequences", "2"});
+    CAPTURE(run.err);
+    CHECK(run.exit_code == 0);
+    CHECK(run.out.find("different") == std::string::npos);
+    const Json receipt = read_receipt(run, "fnx-tp-parity");
+    for (const Json& cell : receipt["result"]["cells"]) {
+      CHECK(cell["runs"].size() == 8);
+      CHECK(cell["comparisons"].size() == 10);
+      for (const Json& c : cell["comparisons"]) CHECK(c["outcome"] == "equal");
     }
+    for (const Json& rank : receipt["evidence"]["ranks"])
+      for (const char* side : {"tp1-offloaded", "tp2-offloaded"}) {
+        const Json& pools = rank["evidence"]["expert_pools"][side];
+        CHECK(pools["planner"] == planner);
+        CHECK(pools["lines"] == 3);
+        CHECK(pools["misses"] > 0);
+        CHECK(pools["touches"] == pools["hits"].get<uint64_t>() + pools["misses"].get<uint64_t>());
+      }
+  }
 }
 
 TEST_CASE("ranks: a planted fault in the exchange of offloaded experts makes fnx-tp-parity exit 1") {

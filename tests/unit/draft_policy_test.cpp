@@ -162,6 +162,24 @@ TEST_CASE("draft_policy: the same rounds lead to the same decisions") {
   }
 }
 
+TEST_CASE("draft_policy: rounds that are said to stay plain do, whatever they take") {
+  Machine machine{1.2, 0.3, {0.3, 0.5}};
+  DraftPolicy policy({4, false});
+  const std::vector<DraftStream> streams{{0}, {1}};
+  int64_t ahead = 0, promised = 0, drafted = 0;
+  for (int r = 0; r < 3000; ++r) {
+    const int32_t depth = policy.decide(streams);
+    if (ahead > 0) CHECK(depth == 0);
+    ahead = ahead > 0 ? ahead - 1 : depth == 0 ? policy.plain_ahead(streams.size()) : 0;
+    promised += ahead > 0, drafted += depth > 0;
+    const double chance = machine.uniform();
+    policy.observe({depth, {{streams[0], depth, 0}, {streams[1], depth, 0}}, 1e6 * (0.2 + 4 * chance), chance > 0.9});
+  }
+  CHECK(promised > 1000);
+  CHECK(drafted > 5);
+  CHECK(policy.plain_ahead(7) == 0);  // never seen
+}
+
 TEST_CASE("draft_policy: a try whose rounds record is judged by those that do not, and ends where all do") {
   const std::vector<DraftStream> streams{{0}};
   const auto tried = [&](int recording) {

@@ -96,4 +96,6 @@ TEST_CASE("statistics: pairs give the median of their ratios, an interval and bo
   CHECK(r.a_first == 3);
   CHECK(r.b_first == 3);
   CHECK_THROWS_AS(paired_ratio({1}, {}), Error);
+  CHECK(few_pairs(4).empty());
+  CHECK(few_pairs(3) == "3 pairs, a claim needs 4");
 }
