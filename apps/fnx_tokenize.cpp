@@ -85,7 +85,6 @@ class Converter {
 
   void read_object(const std::string& line, Line& out) const {
     require_utf8(line, "the line");
-    require_utf8(line, "text");
     const Json object = parse_json(line, "the line");
     if (!object.is_object()) refuse("not a JSON object");
     int sources = 0;
