@@ -29,10 +29,9 @@ void Engine::launch_absorption() {
   gather_draft_stacks({});
   absorb_drafts();
   const auto late = static_cast<int64_t>(late_rows_.size());
-  if (late == 0) return;
-  const auto first = [late](const Staged& s) { return s.device.rows(0, late); };
-  backend_.gather(*stream_, first(in_.late_rows), a_.stack, a_.gather.rows(0, late),
-                  kept_stacks(first(in_.late_places)));
+  if (late > 0)
+    backend_.gather(*stream_, in_.late_rows.device.rows(0, late), a_.stack, a_.gather.rows(0, late),
+                    kept_stacks(in_.late_places.device.rows(0, late)));
 }
 
 RowCopies Engine::kept_stacks(const View& places) const {

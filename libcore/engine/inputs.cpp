@@ -34,11 +34,12 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
     const auto words = t.row_bytes() / static_cast<int64_t>(dtype_size(dtype));
     in_.ngram.push_back(staging_.place(dtype, {rows, l.ple->hash.heads(), words}));
   }
-  if (has_draft_head()) in_.keep = staging_.place(DType::I32, {draws});
+  if (has_draft_head()) {
+    in_.keep = staging_.place(DType::I32, {draws});
+    in_.late_rows = staging_.place(DType::I32, {lanes}), in_.late_places = staging_.place(DType::I32, {lanes});
+  }
   place_tables();
   // Last, for recorded rounds read all others, and their key says nothing of draft rows.
-  if (has_draft_head())
-    in_.late_rows = staging_.place(DType::I32, {lanes}), in_.late_places = staging_.place(DType::I32, {lanes});
   if (draft_rows > 0) place_draft_rows(draft_rows, draft_lanes);
 }
 

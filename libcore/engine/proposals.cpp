@@ -130,7 +130,6 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   const bool greedy =
       std::all_of(proposals.begin(), proposals.end(), [](const Proposal& p) { return p.params.temperature <= 0; });
   RoundKey key;
-  key.rows = batch_.rows;
   for (const ChainStep& step : chain_) key.draws += step.batch.rows;
   key.draft_rows = draft_batch_.rows, key.draft_lanes = static_cast<int64_t>(draft_lanes_.size());
   key.most_positions = draft_batch_.most_positions, key.valid = valid;
