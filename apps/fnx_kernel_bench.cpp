@@ -1,8 +1,9 @@
-// fnx-kernel-bench: times of the EXL3 kernels on real shapes against the card's own ceilings.
+// fnx-kernel-bench: times of the kernels on real shapes against the card's own ceilings.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <sstream>
 
@@ -19,6 +20,7 @@ struct Options {
   std::string matrices = "2560x640,640x2560,2560x10240,6144x2560,2560x12288,2560x248320";
   std::string bits = "1,1.5,2,2.5,3,3.5,4,5,6,7,8", rows = "1,2,4,8,16,64,512,4096", codebook = "mul1",
               format = "table";
+  std::vector<std::string> filters;
   int device = 0, repeat = 15;
 };
 
@@ -59,13 +61,43 @@ Matrix parse_matrix(const std::string& text) {
   return m;
 }
 
+std::string name_of(const Matrix& m) { return fmt::format("{}x{}", m.in, m.out); }
+
+constexpr const char* kExperts = "experts 10 of 512";
+constexpr int64_t kMostDecodeRows = 16;
+
 // What the command line asks for.
 struct Plan {
   Codebook book = Codebook::Mul1;
   std::vector<Matrix> matrices;
   std::vector<int> widths;
   std::vector<int64_t> rows;
+  bool experts = true;
+  std::vector<fnx::BenchOperation> operations;
 };
+
+// Fills in the operations and drops what no filter names.
+void keep_wanted(Plan& plan, const std::vector<std::string>& filters) {
+  std::vector<int64_t> few;
+  std::copy_if(plan.rows.begin(), plan.rows.end(), std::back_inserter(few),
+               [](int64_t r) { return r <= kMostDecodeRows; });
+  plan.operations = fnx::bench_operations(few);
+  if (filters.empty()) return;
+  const auto unwanted = [&](const std::string& name) {
+    return std::none_of(filters.begin(), filters.end(),
+                        [&](const std::string& part) { return name.find(part) != std::string::npos; });
+  };
+  std::erase_if(plan.matrices, [&](const Matrix& m) { return unwanted("exl3/" + name_of(m)); });
+  std::erase_if(plan.operations, [&](const fnx::BenchOperation& op) { return unwanted("operation/" + op.name); });
+  plan.experts = !unwanted(fmt::format("exl3/{}", kExperts));
+  if (plan.matrices.empty() && plan.operations.empty() && !plan.experts)
+    throw Error(
+        ErrorKind::Usage,
+        fmt::format("no kernel's name holds {} at these rows; names are exl3/{} or, up to {} rows, operation/{} "
+                    "and the like",
+                    fmt::join(filters, " or "), kExperts, kMostDecodeRows, fnx::bench_operations({1}).front().name));
+}
+
 Plan make_plan(const Options& options) {
   Plan plan;
   for (const Codebook c : {Codebook::ThreeInst, Codebook::Mcg, Codebook::Mul1})
@@ -76,6 +108,7 @@ Plan make_plan(const Options& options) {
   if (plan.matrices.empty() || plan.widths.empty() || plan.rows.empty() ||
       *std::min_element(plan.rows.begin(), plan.rows.end()) < 1)
     throw Error(ErrorKind::Usage, "--matrices, --bits and --rows need at least one entry each, rows from 1 on");
+  keep_wanted(plan, options.filters);
   return plan;
 }
 
@@ -110,14 +143,23 @@ class Bench {
   void run() {
     measure_ceilings();
     uint64_t done = 0;
-    const uint64_t total = plan_.matrices.size() * plan_.widths.size();
+    const uint64_t experts = plan_.experts ? plan_.widths.size() : 0;
+    const uint64_t total = plan_.matrices.size() * plan_.widths.size() + experts + plan_.operations.size();
     for (const Matrix& m : plan_.matrices)
       for (const int half : plan_.widths) {
         if (tool_.stopping()) return;
         measure_linear(m, half, plan_.rows);
         tool_.progress("kernels", ++done, total);
       }
-    measure_experts(plan_.widths);
+    for (uint64_t i = 0; i < experts; ++i) {
+      measure_experts(plan_.widths[i]);
+      tool_.progress("kernels", ++done, total);
+    }
+    for (const fnx::BenchOperation& op : plan_.operations) {
+      if (tool_.stopping()) return;
+      measure_operation(op);
+      tool_.progress("kernels", ++done, total);
+    }
   }
 
  private:
@@ -158,58 +200,67 @@ class Bench {
     return std::max({s.bytes / read_, s.values / decode_, s.flops / mma_});
   }
 
-  double show(const std::string& name, int half, int64_t rows, const std::string& phase, const BenchSeries& s) {
-    const double us = add(fmt::format("{}/{}/{}/rows{}", name, options_.codebook, half / 2.0, rows), phase, s);
-    line(fmt::format("{:<22}{:>5}{:>6}{:>6}{:>11.2f}{:>10.0f}{:>10.1f}{:>9.2f}{:>9.2f}", name, half / 2.0, rows, phase,
-                     us, s.bytes / us / 1e3, s.flops / us / 1e6, floor_us(s), us / floor_us(s)));
+  // bits: empty for what is not quantized.
+  double show(const std::string& series, const std::string& name, const std::string& bits, int64_t rows,
+              const std::string& phase, const BenchSeries& s) {
+    const double us = add(fmt::format("{}/rows{}", series, rows), phase, s);
+    line(fmt::format("{:<22}{:>5}{:>6}{:>6}{:>11.2f}{:>10.0f}{:>10.1f}{:>9.2f}{:>9.2f}", name, bits, rows, phase, us,
+                     s.bytes / us / 1e3, s.flops / us / 1e6, floor_us(s), us / floor_us(s)));
     return us;
+  }
+  double show_exl3(const std::string& name, int half, int64_t rows, const std::string& phase, const BenchSeries& s) {
+    const std::string bits = fmt::format("{}", half / 2.0);
+    return show(fmt::format("{}/{}/{}", name, options_.codebook, bits), name, bits, rows, phase, s);
   }
 
   void measure_linear(const Matrix& m, int half, const std::vector<int64_t>& rows) {
-    const std::string name = fmt::format("{}x{}", m.in, m.out);
+    const std::string name = name_of(m), of = fmt::format("/{}/{}", name, half / 2.0);
     std::map<int64_t, double> times;
     for (const int64_t r : rows) {
       const BenchSeries s = bench_->linear(m.in, m.out, plan_.book, half, r, true, "auto");
-      times[r] = show(name, half, r, "cold", s);
+      times[r] = show_exl3(name, half, r, "cold", s);
       if (r == 1) {
-        show(name, half, r, "warm", bench_->linear(m.in, m.out, plan_.book, half, r, false, "auto"));
+        show_exl3(name, half, r, "warm", bench_->linear(m.in, m.out, plan_.book, half, r, false, "auto"));
         if (plan_.book == Codebook::Mul1 && half >= 6 && half <= 12 && m.in * m.out >= 15'000'000)
-          gate("one_row_over_floor/" + name, half, times[r] / floor_us(s), "<=", m.out >= 100'000 ? 1.35 : 2, "ratio");
+          gate("one_row_over_floor" + of, times[r] / floor_us(s), "<=", m.out >= 100'000 ? 1.35 : 2, "ratio");
       }
       if (r == 4096 && m.in * m.out >= 15'000'000)
-        card_gate("many_rows/" + name, half, s.flops / times[r] / 1e6, ">=", 400, "TFLOP/s");
+        card_gate("many_rows" + of, s.flops / times[r] / 1e6, ">=", 400, "TFLOP/s");
     }
     if (times.contains(1) && times.contains(16) && m.in * m.out >= 15'000'000)
-      gate("sixteen_rows_over_one/" + name, half, times[16] / times[1], "<=", 1.3, "ratio");
+      gate("sixteen_rows_over_one" + of, times[16] / times[1], "<=", 1.3, "ratio");
     if (plan_.book != Codebook::Mul1 || half % 2 || half < 6 || half > 12) return;
     for (const Peer& p : kPeers)
       if (p.in == m.in && p.out == m.out) {
-        if (times.contains(1)) card_gate("one_row/" + name, half, times[1], "<=", p.one[half / 2 - 3], "us");
-        if (times.contains(16)) card_gate("sixteen_rows/" + name, half, times[16], "<=", p.sixteen[half / 2 - 3], "us");
+        if (times.contains(1)) card_gate("one_row" + of, times[1], "<=", p.one[half / 2 - 3], "us");
+        if (times.contains(16)) card_gate("sixteen_rows" + of, times[16], "<=", p.sixteen[half / 2 - 3], "us");
       }
   }
 
-  void measure_experts(const std::vector<int>& widths) {
-    for (const int half : widths)
-      for (const int64_t rows : {1, 4, 16, 64, 512}) {
-        if (tool_.stopping()) return;
-        const BenchSeries s = bench_->experts(2560, 640, plan_.book, half, 512, 10, rows, "auto");
-        const double us = show("experts 10 of 512", half, rows, "cold", s);
-        if (rows == 1 && (half == 6 || half == 8)) card_gate("ten_experts_one_row", half, us, "<=", 15, "us");
-      }
+  void measure_experts(int half) {
+    for (const int64_t rows : {1, 4, 16, 64, 512}) {
+      if (tool_.stopping()) return;
+      const BenchSeries s = bench_->experts(2560, 640, plan_.book, half, 512, 10, rows, "auto");
+      const double us = show_exl3(kExperts, half, rows, "cold", s);
+      if (rows == 1 && (half == 6 || half == 8))
+        card_gate(fmt::format("ten_experts_one_row/{}", half / 2.0), us, "<=", 15, "us");
+    }
   }
 
-  void gate(const std::string& name, int half, double value, const char* comparator, double limit,
-            const std::string& unit) {
-    tool_.receipt().add_gate(fmt::format("{}/{}", name, half / 2.0), value, comparator, limit, unit);
+  void measure_operation(const fnx::BenchOperation& op) {
+    const BenchSeries s = bench_->operation(op);
+    const double us = show("operation/" + op.name, op.name, "", op.rows, s.copies > 1 ? "cold" : "warm", s);
+    if (op.rows == 1 && op.limited)
+      card_gate("operation/" + op.name, us, "<=", fnx::operation_limit_us(floor_us(s)), "us");
+  }
+
+  void gate(const std::string& name, double value, const char* comparator, double limit, const std::string& unit) {
+    tool_.receipt().add_gate(name, value, comparator, limit, unit);
   }
   // Limits in microseconds or TFLOP/s hold for the card on which they were set.
-  void card_gate(const std::string& name, int half, double value, const char* comparator, double limit,
-                 const std::string& unit) {
-    if (bench_->device_name().find("H200") != std::string::npos)
-      return gate(name, half, value, comparator, limit, unit);
-    tool_.receipt().add_gate_not_run(fmt::format("{}/{}", name, half / 2.0), comparator, limit, unit,
-                                     "the limit was set for an H200");
+  void card_gate(const std::string& name, double value, const char* comparator, double limit, const std::string& unit) {
+    if (bench_->device_name().find("H200") != std::string::npos) return gate(name, value, comparator, limit, unit);
+    tool_.receipt().add_gate_not_run(name, comparator, limit, unit, "the limit was set for an H200");
   }
 
   void line(const std::string& text) {
@@ -229,14 +280,20 @@ int main(int argc, char** argv) {
   Options options;
   const fnx::ToolInfo info{
       "fnx-kernel-bench",
-      "Times of the EXL3 kernels on real shapes, beside the card's own read, decode and tensor-core ceilings.",
-      {"fnx-kernel-bench", "fnx-kernel-bench --matrices 2560x12288 --bits 3,4 --rows 1,16,4096"}};
+      "Times of the EXL3 kernels and of the operations of decoding on real shapes, beside the card's own read, decode "
+      "and tensor-core ceilings.",
+      {"fnx-kernel-bench", "fnx-kernel-bench exl3 --matrices 2560x12288 --bits 3,4 --rows 1,16,4096",
+       "fnx-kernel-bench operation/qsa operation/gdn --rows 1"}};
   return fnx::run_tool(
       argc, argv, info,
       [&](CLI::App& app) {
+        app.add_option("filter", options.filters, "Parts of kernel names, exl3/... or operation/...; all without one")
+            ->type_name("FILTER");
         app.add_option("--matrices", options.matrices, "Matrices as INxOUT")->type_name("LIST")->capture_default_str();
         app.add_option("--bits", options.bits, "Widths")->type_name("LIST")->capture_default_str();
-        app.add_option("--rows", options.rows, "Row counts")->type_name("LIST")->capture_default_str();
+        app.add_option("--rows", options.rows, "Row counts; of operations those up to 16")
+            ->type_name("LIST")
+            ->capture_default_str();
         app.add_option("--codebook", options.codebook, "Codebook")
             ->check(CLI::IsMember({"mul1", "mcg", "3inst"}))
             ->capture_default_str();

@@ -4,6 +4,7 @@
 Usage: kernel_table.py [--rows 1,16,4096] RECEIPT
 Prints markdown: a line with the card and its ceilings, then one row a matrix and one column a width with microseconds at each
 row count and, for one row, the multiple of the floor (the larger of bytes over the read rate and values over the decode rate).
+A second table has the operations of a decode round, one column a row count with microseconds and their floor.
 Exit code: 0, or 2 when the receipt is unreadable or holds no figures.
 """
 import argparse
@@ -55,11 +56,25 @@ def main():
         floor = max(cases[one]["moved_bytes"] / read, cases[one]["trellis_values"] / decode)
         return f"{text}, {times[one] / floor:.2f} x"
 
-    print("| kernel | " + " | ".join(f"{w} bits" for w in widths) + " |")
-    print("| --- |" + " ---: |" * len(widths))
+    if cells:
+        print("| kernel | " + " | ".join(f"{w} bits" for w in widths) + " |")
+        print("| --- |" + " ---: |" * len(widths))
     for kernel, book in dict.fromkeys(c[:2] for c in cells):
         row = [cell(kernel, book, w) if (kernel, book, w) in cells else "" for w in widths]
         print(f"| {kernel} | " + " | ".join(row) + " |")
+
+    parts = [name.split("/") for name in cases if name.startswith("operation/")]
+    columns = [r for r in wanted if any(p[2] == f"rows{r}" for p in parts)]
+    if not columns:
+        return
+    print("\n| operation: us, floor us | " + " | ".join(f"rows {r}" for r in columns) + " |")
+    print("| --- |" + " ---: |" * len(columns))
+    for operation in dict.fromkeys(p[1] for p in parts):
+        row = []
+        for name in (f"operation/{operation}/rows{r}" for r in columns):
+            us = times.get(name, warm.get(name))
+            row.append("-" if us is None else f"{us:.1f}, {cases[name]['moved_bytes'] / read:.2f}")
+        print(f"| {operation} | " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 #include "kernels/kernel_bench.h"
 
 #include <algorithm>
-#include <functional>
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/exl3_decode.cuh"
 #include "kernels/cuda/exl3_experts.h"
+#include "kernels/cuda/kernel_bench_run.h"
 
 namespace fnx {
 
@@ -78,98 +77,58 @@ __global__ void __launch_bounds__(256) mma_ceiling_kernel(uint32_t seed, float* 
   if (sum == 1.25f) *out = sum;
 }
 
-// Device memory for the time of one series.
-class Arena {
- public:
-  Arena() = default;
-  Arena(const Arena&) = delete;
-  ~Arena() {
-    for (void* p : owned_) cudaFree(p);
-  }
-  template <class T>
-  T* take(int64_t n) {
-    void* p = nullptr;
-    check_cuda(cudaMalloc(&p, std::max<size_t>(256, n * sizeof(T))), "allocation for a measurement");
-    owned_.push_back(p);
-    check_cuda(cudaMemset(p, 0, std::max<size_t>(256, n * sizeof(T))), "memset");
-    return static_cast<T*>(p);
-  }
-  uint16_t* bits(int64_t words, uint64_t seed) {
-    auto* p = take<uint16_t>(words);
-    fill_bits_kernel<<<1024, 256>>>(reinterpret_cast<uint32_t*>(p), words / 2, seed);
-    return p;
-  }
-  uint16_t* scales(int64_t n, uint64_t seed) {
-    auto* p = take<uint16_t>(n);
-    fill_scales_kernel<<<64, 256>>>(p, n, seed);
-    return p;
-  }
-  float* rows(int64_t n, uint64_t seed) {
-    auto* p = take<float>(n);
-    fill_rows_kernel<<<256, 256>>>(p, n, seed);
-    return p;
-  }
-
- private:
-  std::vector<void*> owned_;
-};
-
 class CudaBench final : public KernelBench {
  public:
-  CudaBench(int index, int repeat) : repeat_(repeat) {
-    check_cuda(cudaSetDevice(index), "cudaSetDevice");
-    check_cuda(cudaGetDeviceProperties(&device_, index), "cudaGetDeviceProperties");
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
-    check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
-  }
-  ~CudaBench() override { cudaEventDestroy(begin_), cudaEventDestroy(end_), cudaStreamDestroy(stream_); }
+  CudaBench(int index, int repeat) : run_(index, repeat) {}
 
-  std::string device_name() const override { return device_.name; }
-  std::string architecture() const override { return "sm_" + std::to_string(device_.major * 10 + device_.minor); }
-  double l2_bytes() const override { return device_.l2CacheSize; }
+  std::string device_name() const override { return run_.device().name; }
+  std::string architecture() const override {
+    return "sm_" + std::to_string(run_.device().major * 10 + run_.device().minor);
+  }
+  double l2_bytes() const override { return run_.device().l2CacheSize; }
 
   BenchSeries read_ceiling() override {
-    Arena arena;
+    BenchArena arena;
     const int64_t bytes = int64_t{4} << 30;
     const auto* from = reinterpret_cast<const uint4*>(arena.bits(bytes / 2, 1));
     auto* out = arena.take<uint32_t>(1);
-    BenchSeries s = replay(
-        1, [&](int) { read_kernel<<<device_.multiProcessorCount * 4, 512, 0, stream_>>>(from, bytes / 16, out); });
+    BenchSeries s = run_.replay(1, [&](int) {
+      read_kernel<<<run_.device().multiProcessorCount * 4, 512, 0, run_.stream()>>>(from, bytes / 16, out);
+    });
     s.bytes = static_cast<double>(bytes);
     return s;
   }
   BenchSeries copy_ceiling() override {
-    Arena arena;
+    BenchArena arena;
     const int64_t bytes = int64_t{2} << 30;
     auto *from = arena.bits(bytes / 2, 1), *to = arena.take<uint16_t>(bytes / 2);
-    BenchSeries s = replay(
-        1, [&](int) { check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy"); });
+    BenchSeries s = run_.replay(
+        1, [&](int) { check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, run_.stream()), "copy"); });
     s.bytes = 2.0 * bytes;
     return s;
   }
   BenchSeries decode_ceiling(exl3::Codebook book, int half_bits) override {
-    Arena arena;
+    BenchArena arena;
     auto* out = arena.take<float>(1);
-    const int blocks = device_.multiProcessorCount * 8 * 8;
-    BenchSeries s = replay(1, [&](int) { launch_decode_ceiling(book, half_bits, blocks, out); });
+    const int blocks = run_.device().multiProcessorCount * 8 * 8;
+    BenchSeries s = run_.replay(1, [&](int) { launch_decode_ceiling(book, half_bits, blocks, out); });
     s.values = 8.0 * 256 * blocks * kDecodeLoops;
     return s;
   }
   BenchSeries mma_ceiling() override {
-    Arena arena;
+    BenchArena arena;
     auto* out = arena.take<float>(1);
-    const int blocks = device_.multiProcessorCount * 16;
-    BenchSeries s = replay(1, [&](int) { mma_ceiling_kernel<<<blocks, 256, 0, stream_>>>(12345u, out); });
+    const int blocks = run_.device().multiProcessorCount * 16;
+    BenchSeries s = run_.replay(1, [&](int) { mma_ceiling_kernel<<<blocks, 256, 0, run_.stream()>>>(12345u, out); });
     s.flops = 4096.0 * 8 * blocks * kMmaLoops * kMmaChains;
     return s;
   }
 
   BenchSeries linear(int64_t in, int64_t out, exl3::Codebook book, int half_bits, int64_t rows, bool cold,
                      const std::string& path) override {
-    Arena arena;
+    BenchArena arena;
     const int64_t words = in / 16 * (out / 16) * exl3::tile_words(half_bits);
-    const int copies = cold ? copies_of(2 * words) : 1;
+    const int copies = cold ? run_.copies_of(2 * words) : 1;
     std::vector<Exl3Linear> calls(copies);
     const int splits = exl3_splits(in, out);
     const size_t bytes = exl3_workspace_bytes(in, out, rows);
@@ -182,13 +141,12 @@ class CudaBench final : public KernelBench {
       p.weight = {in, out, splits, book, half_bits, arena.bits(words, 1000003u * (c + 1)), suh, svh, nullptr};
       p.rows = rows, p.x = x, p.y = y, p.workspace = workspace, p.workspace_bytes = bytes;
     }
-    BenchSeries s = replay(std::max(copies, kLeastLaunches), [&](int i) {
-      const Exl3Linear& p = calls[i % copies];
-      path == "few"    ? exl3_linear_few(p, stream_)
-      : path == "many" ? exl3_linear_many(p, stream_)
-                       : exl3_linear(p, stream_);
+    BenchSeries s = run_.rotate(copies, [&](int copy) {
+      const Exl3Linear& p = calls[copy];
+      path == "few"    ? exl3_linear_few(p, run_.stream())
+      : path == "many" ? exl3_linear_many(p, run_.stream())
+                       : exl3_linear(p, run_.stream());
     });
-    s.copies = copies;
     s.bytes = 2.0 * words + 4.0 * rows * (in + out) + 2.0 * (in + out);
     s.values = 1.0 * in * out, s.flops = 2.0 * rows * in * out;
     return s;
@@ -196,7 +154,7 @@ class CudaBench final : public KernelBench {
 
   BenchSeries experts(int64_t hidden, int64_t width, exl3::Codebook book, int half_bits, int64_t experts, int64_t slots,
                       int64_t rows, const std::string& path) override {
-    Arena arena;
+    BenchArena arena;
     const int64_t words = hidden / 16 * (width / 16) * exl3::tile_words(half_bits);
     const uint16_t *wide = arena.scales(hidden, 3), *narrow = arena.scales(width, 4);
     const uint16_t* trellis = arena.bits(words * 3 * experts, 77);
@@ -224,28 +182,23 @@ class CudaBench final : public KernelBench {
     p.table = device_table, p.x = arena.rows(rows * hidden, 5), p.slots = arena.take<float>(rows * slots * hidden);
     p.workspace_bytes = exl3_experts_workspace_bytes(rows, slots, experts, hidden, width);
     p.workspace = arena.take<std::byte>(p.workspace_bytes);
-    BenchSeries s = replay(std::max(sets, kLeastLaunches), [&](int i) {
-      p.ids = device_ids + i % sets * rows * slots;
-      path == "few"    ? exl3_experts_few(p, stream_)
-      : path == "many" ? exl3_experts_many(p, stream_)
-                       : exl3_experts(p, stream_);
+    BenchSeries s = run_.rotate(sets, [&](int set) {
+      p.ids = device_ids + set * rows * slots;
+      path == "few"    ? exl3_experts_few(p, run_.stream())
+      : path == "many" ? exl3_experts_many(p, run_.stream())
+                       : exl3_experts(p, run_.stream());
     });
-    s.copies = sets;
     const auto distinct = static_cast<double>(std::count(used.begin(), used.end(), 1));
     s.bytes = distinct * 6.0 * words + 4.0 * rows * hidden * (slots + 1);
     s.values = distinct * 3.0 * hidden * width, s.flops = 6.0 * rows * slots * hidden * width;
     return s;
   }
 
+  BenchSeries operation(const BenchOperation& operation) override { return bench_operation(run_, operation); }
+
  private:
-  static constexpr int kLeastLaunches = 20, kMostCopies = 256;
-
-  int copies_of(int64_t bytes) const {
-    return static_cast<int>(std::clamp<int64_t>(3 * int64_t{device_.l2CacheSize} / bytes + 1, 2, kMostCopies));
-  }
-
   void launch_decode_ceiling(exl3::Codebook book, int half_bits, int blocks, float* out) {
-    const auto run = [&](auto* kernel) { kernel<<<blocks, 256, 0, stream_>>>(99u, out); };
+    const auto run = [&](auto* kernel) { kernel<<<blocks, 256, 0, run_.stream()>>>(99u, out); };
     using exl3::Codebook;
     if (book == Codebook::Mcg) return run(decode_ceiling_kernel<Codebook::Mcg, 8>);
     if (book == Codebook::ThreeInst) return run(decode_ceiling_kernel<Codebook::ThreeInst, 8>);
@@ -261,37 +214,84 @@ class CudaBench final : public KernelBench {
     }
   }
 
-  // Captures `launches` calls of f into a graph, replays it once to warm up and then `repeat` times.
-  BenchSeries replay(int launches, const std::function<void(int)>& f) {
-    check_cuda(cudaDeviceSynchronize(), "preparing a measurement");
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < launches; ++i) f(i);
-    check_cuda(cudaStreamEndCapture(stream_, &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
-    BenchSeries s;
-    s.launches = launches;
-    for (int i = -2; i < repeat_; ++i) {
-      check_cuda(cudaEventRecord(begin_, stream_), "event");
-      check_cuda(cudaGraphLaunch(exec, stream_), "graph");
-      check_cuda(cudaEventRecord(end_, stream_), "event");
-      check_cuda(cudaEventSynchronize(end_), "measured launches");
-      float ms = 0;
-      check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
-      if (i >= 0) s.us.push_back(1000.0 * ms / launches);
-    }
-    cudaGraphExecDestroy(exec), cudaGraphDestroy(graph);
-    return s;
-  }
-
-  int repeat_;
-  cudaDeviceProp device_{};
-  cudaStream_t stream_{};
-  cudaEvent_t begin_{}, end_{};
+  BenchRun run_;
 };
 
 }  // namespace
+
+namespace cuda {
+
+BenchArena::~BenchArena() {
+  for (void* p : owned_) cudaFree(p);
+}
+void* BenchArena::take_bytes(size_t bytes) {
+  void* p = nullptr;
+  check_cuda(cudaMalloc(&p, bytes), "allocation for a measurement");
+  owned_.push_back(p);
+  check_cuda(cudaMemset(p, 0, bytes), "memset");
+  return p;
+}
+uint16_t* BenchArena::bits(int64_t words, uint64_t seed) {
+  auto* p = take<uint16_t>(words);
+  fill_bits_kernel<<<1024, 256>>>(reinterpret_cast<uint32_t*>(p), words / 2, seed);
+  return p;
+}
+uint16_t* BenchArena::scales(int64_t n, uint64_t seed) {
+  auto* p = take<uint16_t>(n);
+  fill_scales_kernel<<<1024, 256>>>(p, n, seed);
+  return p;
+}
+float* BenchArena::rows(int64_t n, uint64_t seed) {
+  auto* p = take<float>(n);
+  fill_rows_kernel<<<1024, 256>>>(p, n, seed);
+  return p;
+}
+
+BenchRun::BenchRun(int index, int repeat) : repeat_(repeat) {
+  check_cuda(cudaSetDevice(index), "cudaSetDevice");
+  check_cuda(cudaGetDeviceProperties(&device_, index), "cudaGetDeviceProperties");
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
+}
+BenchRun::~BenchRun() { cudaEventDestroy(begin_), cudaEventDestroy(end_), cudaStreamDestroy(stream_); }
+
+int BenchRun::copies_of(int64_t bytes) const {
+  constexpr int64_t kMostCopies = 2048;
+  return static_cast<int>(std::clamp<int64_t>(3 * int64_t{device_.l2CacheSize} / bytes + 1, 2, kMostCopies));
+}
+
+BenchSeries BenchRun::rotate(int copies, const std::function<void(int)>& f) {
+  constexpr int kLeastLaunches = 20;
+  BenchSeries s = replay(std::max(copies, kLeastLaunches), [&](int i) { f(i % copies); });
+  s.copies = copies;
+  return s;
+}
+
+BenchSeries BenchRun::replay(int launches, const std::function<void(int)>& f) {
+  check_cuda(cudaDeviceSynchronize(), "preparing a measurement");
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+  for (int i = 0; i < launches; ++i) f(i);
+  check_cuda(cudaStreamEndCapture(stream_, &graph), "capture");
+  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "graph");
+  BenchSeries s;
+  s.launches = launches;
+  for (int i = -2; i < repeat_; ++i) {
+    check_cuda(cudaEventRecord(begin_, stream_), "event");
+    check_cuda(cudaGraphLaunch(exec, stream_), "graph");
+    check_cuda(cudaEventRecord(end_, stream_), "event");
+    check_cuda(cudaEventSynchronize(end_), "measured launches");
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
+    if (i >= 0) s.us.push_back(1000.0 * ms / launches);
+  }
+  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph);
+  return s;
+}
+
+}  // namespace cuda
 
 std::unique_ptr<KernelBench> KernelBench::open(int index, int repeat) {
   int count = 0;

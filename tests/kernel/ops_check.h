@@ -1,4 +1,4 @@
-// Harness of the CUDA operations' check: device arrays with guard bands, random inputs, comparisons, timing.
+// Harness of the CUDA operations' check: device arrays with guard bands, random inputs, comparisons.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -168,13 +167,9 @@ struct Tables {
   }
 };
 
-// Median microseconds of one of `count` launches in a replayed graph.
-double time_launches(int count, const std::function<void(int, cudaStream_t)>& launch);
-
 void check_dense(Backend& cpu);
 void check_state(Backend& cpu);
 void check_qsa(Backend& cpu);
 void check_sample(Backend& cpu);
-void time_all(const std::string& only);  // a family as above, or all when empty
 
 }  // namespace fnx::check

@@ -24,4 +24,6 @@ TEST_CASE("fnx-kernel-bench: exits 2 naming the entry when a list is wrong") {
   CHECK(code({"--bits", "4,9"}, "9") == 2);
   CHECK(code({"--bits", "2.5", "--codebook", "mcg"}, "2.5") == 2);
   CHECK(code({"--rows", "0"}, "--rows") == 2);
+  CHECK(code({"operation/hc_mixer"}, "operation/hc_mixer") == 2);
+  CHECK(code({"operation/hc_mix", "--rows", "64"}, "operation/hc_mix") == 2);
 }
