@@ -131,6 +131,13 @@ struct Injection {
   explicit operator bool() const { return static_cast<bool>(y); }
 };
 
+// Where gathered rows go as well: to[places[i]] is row i. places I32 [R]; those that are not below 0 differ. Nothing
+// when empty.
+struct RowCopies {
+  View places, to;
+  explicit operator bool() const { return static_cast<bool>(to); }
+};
+
 enum class Gate : uint8_t { Sigmoid, Silu };
 
 struct GdnWeights {
@@ -266,10 +273,9 @@ class Backend {
   virtual void copy(Stream&, View dst, View src) = 0;
   // dst = 0.
   virtual void clear(Stream&, View dst) = 0;
-  // to[i] = from[ids[i]]; rows of ids below 0 stay. ids I32 [R], rows of a multiple of 4 bytes, from is not to.
-  virtual void gather(Stream&, View ids, View from, View to) = 0;
-  // to[ids[i]] = from[i], likewise; ids that are not below 0 differ.
-  virtual void scatter(Stream&, View ids, View from, View to) = 0;
+  // to[i] = from[ids[i]]; rows of ids below 0 stay, and have no copies. ids I32 [R], rows of a multiple of 4 bytes;
+  // none of from, to and the copies overlap.
+  virtual void gather(Stream&, View ids, View from, View to, const RowCopies& copies) = 0;
 
   // out[r, c, :] = table[tokens[r], :] for every c. tokens I32 [R], table [V, H] of F16, BF16 or F32, out [R, copies,
   // H].

@@ -180,21 +180,23 @@ std::unique_ptr<Kernel> move_rows_entry() {
   e.record = {"move_rows",
               "copy",
               {{"move_rows_kernel", 256, 64, 0, 0, 0}},
-              "rows of a multiple of 4 bytes that do not overlap; gather or scatter",
+              "rows of a multiple of 4 bytes that do not overlap; gather or scatter, with copies or without",
               "ceil(rows * row_bytes / (4 or 16) / 256) blocks of 256 threads",
               {{"ids", "I32", "[rows]", 4, "read"},
                {"from", "bytes", "[rows or more, row_bytes]", 4, "read"},
-               {"to", "bytes", "[rows or more, row_bytes]", 4, "written where an id is not negative"}},
+               {"to", "bytes", "[rows or more, row_bytes]", 4, "written where an id is not negative"},
+               {"places", "I32", "[rows]", 4, "read, where there are copies"},
+               {"copies", "bytes", "[rows or more, row_bytes]", 4, "written where id and place are not negative"}},
               "none",
-              "a row depends on its id and the row that it names",
+              "a row depends on its id, its place and the row that the id names",
               "none: no sums",
               "none",
-              "ids are not checked"};
-  const auto shape = [](int64_t width, bool scatter) {
-    return Shape{(scatter ? "scatter " : "gather ") + std::to_string(4 * width) + " bytes",
-                 {{"width", width}, {"scatter", scatter}, {"table", 400}}};
+              "ids and places are not checked"};
+  const auto shape = [](int64_t width, bool scatter, bool copies = false) {
+    return Shape{(scatter ? "scatter " : "gather ") + std::to_string(4 * width) + " bytes" + (copies ? ", copies" : ""),
+                 {{"width", width}, {"scatter", scatter}, {"copies", copies}, {"table", 400}}};
   };
-  e.host_shapes = {shape(33, false), shape(64, false), shape(33, true)};
+  e.host_shapes = {shape(33, false), shape(64, false), shape(33, true), shape(33, false, true), shape(64, false, true)};
   e.make = [](const Shape& shape, Kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     const int64_t table = p.number("table"), width = p.number("width");
@@ -207,21 +209,32 @@ std::unique_ptr<Kernel> move_rows_entry() {
     const int64_t whole = scatter ? rows : table;
     add_filled(p, "from", scatter, {whole, width}, Kind::Normal, {}, random);
     p.add("to", DType::F32, Role::Out, !scatter, {scatter ? table : rows, width});
+    if (p.number("copies") == 0) return p;
+    auto* places = p.add("places", DType::I32, Role::In, true, {rows}).as<int32_t>();
+    for (int64_t r = 0; r < rows; ++r) places[r] = r % 4 == 1 ? -1 : static_cast<int32_t>((start + 3 * r) % table);
+    p.add("copies", DType::F32, Role::Out, false, {table, width});
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
     const int64_t width = given.number("width");
-    Expectation to = expect_elements(given["to"], [](int64_t) { return Bounded{0, kUntouched}; });
+    const auto untouched = [](int64_t) { return Bounded{0, kUntouched}; };
+    std::vector<Expectation> all{expect_elements(given["to"], untouched)};
+    if (given.number("copies") != 0) all.push_back(expect_elements(given["copies"], untouched));
     for (int64_t r = 0; r < given.rows; ++r) {
       const int64_t id = given["ids"].as<int32_t>()[r];
       if (id < 0) continue;
       const int64_t from = given.number("scatter") != 0 ? r : id, at = given.number("scatter") != 0 ? id : r;
-      for (int64_t i = 0; i < width; ++i) {
-        to.value[static_cast<size_t>(at * width + i)] = given["from"].at(from * width + i);
-        to.bound[static_cast<size_t>(at * width + i)] = 0;
-      }
+      const auto expect_row = [&](Expectation& out, int64_t row) {
+        for (int64_t i = 0; i < width; ++i) {
+          out.value[static_cast<size_t>(row * width + i)] = given["from"].at(from * width + i);
+          out.bound[static_cast<size_t>(row * width + i)] = 0;
+        }
+      };
+      expect_row(all[0], at);
+      const int64_t place = all.size() > 1 ? given["places"].as<int32_t>()[r] : -1;
+      if (place >= 0) expect_row(all[1], place);
     }
-    return std::vector<Expectation>{to};
+    return all;
   };
   e.domain = [](const Problem& p) { require_range("row bytes", 4 * p.number("width"), 4, INT64_MAX); };
   e.host = [](Problem& p) {
@@ -232,6 +245,10 @@ std::unique_ptr<Kernel> move_rows_entry() {
       if (id < 0) continue;
       std::memcpy(p["to"].data() + static_cast<size_t>(scatter ? id : r) * row,
                   p["from"].data() + static_cast<size_t>(scatter ? r : id) * row, row);
+      const int64_t place = p.number("copies") != 0 ? p["places"].as<int32_t>()[r] : -1;
+      if (place >= 0)
+        std::memcpy(p["copies"].data() + static_cast<size_t>(place) * row,
+                    p["from"].data() + static_cast<size_t>(id) * row, row);
     }
   };
   e.exact_kinds = {Kind::Normal};
@@ -241,9 +258,10 @@ std::unique_ptr<Kernel> move_rows_entry() {
   })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::move_rows(
-        {d.get<int32_t>("ids"), d.at("from"), d.at("to"), p.rows, 4 * p.number("width"), p.number("scatter") != 0},
-        d.stream());
+    cuda::MoveRowsParams move{d.get<int32_t>("ids"),   d.at("from"), d.at("to"), p.rows, 4 * p.number("width"),
+                              p.number("scatter") != 0};
+    if (p.number("copies") != 0) move.places = d.get<int32_t>("places"), move.copies = d.at("copies");
+    cuda::move_rows(move, d.stream());
   };
 #endif
   return make_kernel(std::move(e));

@@ -58,19 +58,13 @@ void CpuBackend::copy(Stream&, View dst, View src) {
 
 void CpuBackend::clear(Stream&, View dst) { std::memset(dst.data, 0, dst.bytes()); }
 
-void CpuBackend::gather(Stream&, View ids, View from, View to) {
+void CpuBackend::gather(Stream&, View ids, View from, View to, const RowCopies& copies) {
   const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
   each(ids.size(), bytes / 4, [&](int64_t i) {
-    const int64_t row = ids.as<int32_t>()[i];
-    if (row >= 0) std::memcpy(to.data + i * bytes, from.data + row * bytes, bytes);
-  });
-}
-
-void CpuBackend::scatter(Stream&, View ids, View from, View to) {
-  const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
-  each(ids.size(), bytes / 4, [&](int64_t i) {
-    const int64_t row = ids.as<int32_t>()[i];
-    if (row >= 0) std::memcpy(to.data + row * bytes, from.data + i * bytes, bytes);
+    const int64_t row = ids.as<int32_t>()[i], place = copies ? copies.places.as<int32_t>()[i] : -1;
+    if (row < 0) return;
+    std::memcpy(to.data + i * bytes, from.data + row * bytes, bytes);
+    if (place >= 0) std::memcpy(copies.to.data + place * bytes, from.data + row * bytes, bytes);
   });
 }
 

@@ -125,8 +125,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<ExpertBank> load_experts(std::vector<ExpertSource> experts, int64_t pooled) override;
   void copy(Stream&, View dst, View src) override;
   void clear(Stream&, View dst) override;
-  void gather(Stream&, View ids, View from, View to) override;
-  void scatter(Stream&, View ids, View from, View to) override;
+  void gather(Stream&, View ids, View from, View to, const RowCopies& copies) override;
   void embed(Stream&, View tokens, View table, View out) override;
   void grouped_norm(Stream&, const NormWeights&, int64_t group, View x, View out) override;
   void linear(Stream&, const Linear&, View x, View y) override;

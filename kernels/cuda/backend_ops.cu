@@ -58,16 +58,12 @@ const CudaLinear& plain_f16(const Linear& linear, const char* what) {
 
 }  // namespace
 
-void CudaBackend::gather(Stream& stream, View ids, View from, View to) {
+void CudaBackend::gather(Stream& stream, View ids, View from, View to, const RowCopies& copies) {
   BackendStream& s = of(stream);
   const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
-  if (s.running()) move_rows({i32(ids), from.data, to.data, ids.size(), bytes, false}, s.handle());
-}
-
-void CudaBackend::scatter(Stream& stream, View ids, View from, View to) {
-  BackendStream& s = of(stream);
-  const int64_t bytes = to.row_size() * static_cast<int64_t>(dtype_size(to.dtype));
-  if (s.running()) move_rows({i32(ids), from.data, to.data, ids.size(), bytes, true}, s.handle());
+  const int32_t* const places = copies ? i32(copies.places) : nullptr;
+  if (s.running())
+    move_rows({i32(ids), from.data, to.data, ids.size(), bytes, false, places, copies.to.data}, s.handle());
 }
 
 void CudaBackend::embed(Stream& stream, View tokens, View table, View out) {

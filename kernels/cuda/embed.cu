@@ -30,10 +30,12 @@ __global__ void __launch_bounds__(256) move_rows_kernel(MoveRowsParams p) {
   wait_previous();
   const int64_t words = p.row_bytes / static_cast<int64_t>(sizeof(T)), i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (i >= p.rows * words) return;
-  const int64_t row = i / words, other = p.ids[row];
+  const int64_t row = i / words, other = p.ids[row], place = p.places != nullptr ? p.places[row] : -1;
   if (other < 0) return;
   const int64_t there = other * words + i % words;
-  static_cast<T*>(p.to)[p.scatter ? there : i] = static_cast<const T*>(p.from)[p.scatter ? i : there];
+  const T value = static_cast<const T*>(p.from)[p.scatter ? i : there];
+  static_cast<T*>(p.to)[p.scatter ? there : i] = value;
+  if (place >= 0) static_cast<T*>(p.copies)[place * words + i % words] = value;
 }
 
 }  // namespace
@@ -65,7 +67,7 @@ void move_rows(const MoveRowsParams& p, cudaStream_t stream) {
   require(p.rows >= 0 && p.row_bytes > 0 && p.row_bytes % 4 == 0, "move_rows",
           "rows of a multiple of 4 bytes (rows, row bytes)", {p.rows, p.row_bytes});
   if (p.rows == 0) return;
-  if (p.row_bytes % 16 == 0 && aligned16({p.from, p.to}))
+  if (p.row_bytes % 16 == 0 && aligned16({p.from, p.to, p.copies}))
     launch("move_rows", move_rows_kernel<uint4>, blocks_of(p.rows * p.row_bytes / 16, 256), 256, 0, stream, p);
   else
     launch("move_rows", move_rows_kernel<uint32_t>, blocks_of(p.rows * p.row_bytes / 4, 256), 256, 0, stream, p);

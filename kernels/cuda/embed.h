@@ -25,14 +25,17 @@ struct AddParams {
 };
 void add(const AddParams& p, cudaStream_t stream);
 
-// to[i, :] = from[ids[i], :], or to[ids[i], :] = from[i, :] when `scatter`; ids below 0 are skipped.
-// Domain: row_bytes a multiple of 4; rows do not overlap.
+// to[i, :] = from[ids[i], :], or to[ids[i], :] = from[i, :] when `scatter`; ids below 0 are skipped. copies[places[i],
+// :] is the row that was moved for i, unless places[i] is below 0. Domain: row_bytes a multiple of 4; rows do not
+// overlap.
 struct MoveRowsParams {
   const int32_t* ids = nullptr;  // [R]
   const void* from = nullptr;
   void* to = nullptr;
   int64_t rows = 0, row_bytes = 0;
   bool scatter = false;
+  const int32_t* places = nullptr;  // [R]; null: no copies
+  void* copies = nullptr;
 };
 void move_rows(const MoveRowsParams& p, cudaStream_t stream);
 

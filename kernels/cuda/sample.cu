@@ -13,6 +13,7 @@ namespace cg = cooperative_groups;
 
 constexpr int kChunk = 2048, kBins = 2048;
 constexpr int kCluster = 8;                     // blocks that draw for a row together
+constexpr int kListed = 256;                    // candidates that one block draws from
 constexpr double kUnitMass = 17592186044416.0;  // 2^44, the mass of the highest weight
 
 // Order of candidates: by logit, NaN last; both zeros are equal.
@@ -129,6 +130,7 @@ struct Shared {
   uint64_t value;  // this block's part of a sum over the cluster
   uint64_t want;
   uint32_t bin;
+  uint32_t listed;  // in `bins` of the cluster's first block
   int id;
 };
 
@@ -182,6 +184,19 @@ __device__ void merge_bins(Shared& shared) {
   cluster.sync();
 }
 
+// Sum of the values of this thread and of those before it in the block.
+__device__ uint64_t sum_up_to(uint64_t v, Shared& shared) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const uint64_t below = __shfl_up_sync(kFullWarp, v, d);
+    if (lane >= d) v += below;
+  }
+  if (lane == 31) shared.sums[threadIdx.x / 32] = v;
+  __syncthreads();
+  return v + before_warp(shared.sums);
+}
+
 // A place in the order of candidates: a rank, and the amount within it, from 1.
 struct Place {
   uint32_t rank = 0;
@@ -193,7 +208,7 @@ struct Place {
 template <bool kMass, int kThreads>
 __device__ Place descend(const Row<kThreads>& row, uint64_t least_mass, uint64_t want, Shared& shared) {
   constexpr int kThreadBins = kBins / kThreads;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const int tid = threadIdx.x;
   uint32_t prefix = 0;
   for (int pass = 0; pass < 3; ++pass) {
     const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, width = pass == 2 ? 10 : 11;
@@ -214,15 +229,7 @@ __device__ Place descend(const Row<kThreads>& row, uint64_t least_mass, uint64_t
     uint64_t own[kThreadBins], sum = 0;
 #pragma unroll
     for (int i = 0; i < kThreadBins; ++i) sum += own[i] = totals[high - i];
-    uint64_t before = sum;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const uint64_t v = __shfl_up_sync(kFullWarp, before, d);
-      if (lane >= d) before += v;
-    }
-    if (lane == 31) shared.sums[warp] = before;
-    __syncthreads();
-    before += before_warp(shared.sums) - sum;
+    uint64_t before = sum_up_to(sum, shared) - sum;
 #pragma unroll
     for (int i = 0; i < kThreadBins; ++i) {
       if (before < want && want <= before + own[i]) shared.bin = high - i, shared.want = want - before;
@@ -294,13 +301,82 @@ __device__ int id_at(const Row<kThreads>& row, uint32_t rank, int index, Shared&
   return static_cast<int>(cluster_merge(static_cast<uint64_t>(shared.id), shared, Lesser{}));
 }
 
+__device__ __forceinline__ uint64_t least_mass_of(const SampleRow& s) {
+  return static_cast<uint64_t>(fmin(ceil(static_cast<double>(s.min_p) * kUnitMass), 2 * kUnitMass));
+}
+__device__ __forceinline__ uint64_t top_p_mass(const SampleRow& s, uint64_t total) {
+  return min(total, static_cast<uint64_t>(fmax(ceil(static_cast<double>(s.top_p) * static_cast<double>(total)), 1.0)));
+}
+__device__ __forceinline__ uint64_t drawn_mass(const SampleRow& s, uint64_t total) {
+  const double u = uniform(s.seed, s.stream, static_cast<uint64_t>(s.position));
+  return min(total, static_cast<uint64_t>(u * static_cast<double>(total)) + 1);
+}
+
+// Draws from the top_k candidates, the last of which has rank `least`: the cluster's first block puts them in order, so
+// that filters and draw are places in running sums, as over all candidates. False when too many have a rank as high.
+template <int kThreads, class MassAt>
+__device__ bool draw_listed(const Row<kThreads>& row, const SampleRow& s, uint32_t least, MassAt mass_at,
+                            Shared& shared, int& id) {
+  static_assert(kListed <= kThreads && kListed <= kBins);
+  const cg::cluster_group cluster = cg::this_cluster();
+  Shared& first = *cluster.map_shared_rank(&shared, 0);
+  row.each([&](uint32_t rank, int i) {
+    if (rank < least) return;
+    const uint32_t at = atomicAdd(&first.listed, 1u);
+    if (at < kListed) first.bins[at] = uint64_t{rank} << 32 | ~static_cast<uint32_t>(i);
+  });
+  cluster.sync();
+  const auto count = static_cast<int>(first.listed);
+  cluster.sync();  // the first block may go, and with it the count
+  if (count > kListed) return false;
+  if (cluster.block_rank() > 0) return true;
+  const int tid = threadIdx.x;
+  if (tid < count) {
+    const uint64_t own = shared.bins[tid];
+    int place = 0;
+    for (int j = 0; j < count; ++j) place += shared.bins[j] > own;
+    shared.totals[place] = own;
+  }
+  __syncthreads();
+  const uint64_t own = tid < s.top_k ? shared.totals[tid] : 0;
+  uint64_t mass = tid < s.top_k ? mass_at(static_cast<uint32_t>(own >> 32)) : 0;
+  uint64_t sum = sum_up_to(mass, shared);
+  // The sum over all, and then the thread whose part of the running sum holds `want`, if any.
+  const auto total_of = [&] {
+    if (tid == kThreads - 1) shared.value = sum;
+    __syncthreads();
+    return shared.value;
+  };
+  const auto holds = [&](uint64_t want) { return sum - mass < want && want <= sum; };
+  uint64_t total = total_of();
+  if (s.top_p < 1 && total > 0) {
+    if (holds(top_p_mass(s, total))) shared.bin = tid, shared.want = sum;
+    __syncthreads();
+    if (tid > static_cast<int>(shared.bin)) mass = 0;
+    sum = min(sum, shared.want);
+    total = shared.want;
+  }
+  if (s.min_p > 0 && total > 0) {
+    if (mass < least_mass_of(s)) mass = 0;
+    sum = sum_up_to(mass, shared);
+    total = total_of();
+  }
+  if (total > 0) {
+    if (holds(drawn_mass(s, total))) shared.id = id_of(own);
+    __syncthreads();
+    id = shared.id;
+  }
+  return true;
+}
+
 // blockIdx: block of the row's cluster, row.
 template <int kThreads>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1024 / kThreads)
     draw_kernel(SampleLaunch p) {
   __shared__ Shared shared;
+  if (threadIdx.x == 0) shared.listed = 0;  // for all, behind the first pass of descend()
   wait_previous();
-  const SampleRow s = p.rows[blockIdx.y];
+  const SampleRow& s = p.rows[blockIdx.y];
   const int valid = static_cast<int>(p.valid), share = (valid + kCluster - 1) / kCluster;
   const Row<kThreads> row{p.logits + blockIdx.y * p.vocabulary, p.masses + blockIdx.y * p.valid, bins_of(p, blockIdx.y),
                           min(valid, static_cast<int>(blockIdx.x) * share),
@@ -315,11 +391,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 102
     uint64_t total = whole_mass(row, shared);
     if (s.top_k > 0 && s.top_k < valid && total > 0) {
       last = descend<false>(row, 0, s.top_k, shared);
+      if (s.top_k <= kListed && draw_listed(row, s, last.rank, mass_at, shared, id)) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) p.ids[blockIdx.y] = id;
+        return;
+      }
       total = mass_above(row, last.rank, 0, shared) + last.into * mass_at(last.rank);
     }
     if (s.top_p < 1 && total > 0) {
-      const double mass = fmax(ceil(static_cast<double>(s.top_p) * static_cast<double>(total)), 1.0);
-      const uint64_t want = min(total, static_cast<uint64_t>(mass));
+      const uint64_t want = top_p_mass(s, total);
       const Place place = descend<true>(row, 0, want, shared);
       const uint64_t each = mass_at(place.rank);
       last = {place.rank, (place.into - 1) / each + 1};
@@ -327,14 +406,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 102
     }
     uint64_t least = 0;
     if (s.min_p > 0 && total > 0) {
-      least = static_cast<uint64_t>(fmin(ceil(static_cast<double>(s.min_p) * kUnitMass), 2 * kUnitMass));
+      least = least_mass_of(s);
       const uint64_t each = mass_at(last.rank);
       total = mass_above(row, last.rank, least, shared) + (each >= least ? last.into * each : 0);
     }
     if (total > 0) {
-      const double u = uniform(s.seed, s.stream, static_cast<uint64_t>(s.position));
-      const uint64_t want = min(total, static_cast<uint64_t>(u * static_cast<double>(total)) + 1);
-      const Place place = descend<true>(row, least, want, shared);
+      const Place place = descend<true>(row, least, drawn_mass(s, total), shared);
       id = id_at(row, place.rank, static_cast<int>((place.into - 1) / mass_at(place.rank)), shared);
     }
   }

@@ -17,6 +17,7 @@ constexpr int64_t kLongestDrafting = 128;               // rounds of drafts betw
 constexpr double kClearly = 1.03;                       // rate over that of a depth in use that another must have
 constexpr double kShare = 1.0 / 512;                    // of plain time, for credit
 constexpr double kMostCredit = 8, kLeastCredit = 2;     // plain rounds: kept for later, and for a try to begin
+constexpr double kMostPaid = 2;                         // plain rounds of its recordings that a try which failed pays
 constexpr double kPlausible = 0.25;                     // gain that a try may turn out to bring
 constexpr int64_t kFewestLeft = 16;                     // rounds to come that a try is worth
 }  // namespace
@@ -31,13 +32,10 @@ double DraftPolicy::Times::typical() const {
 }
 
 void DraftPolicy::Acceptance::add(const DraftRound::Stream& round) {
-  for (int32_t i = 0; i < round.drafted; ++i) {
-    const auto at = static_cast<size_t>(i);
-    reached[at] *= kDecay, kept[at] *= kDecay;
-    if (i > round.kept) continue;
-    reached[at] += 1;
-    kept[at] += i < round.kept;
-  }
+  // Places that a shallow round does not see are forgotten too: the text around them has passed.
+  for (size_t at = 0; at < kMostDrafts; ++at) reached[at] *= kDecay, kept[at] *= kDecay;
+  for (int32_t i = 0; i < std::min(round.drafted, round.kept + 1); ++i)
+    reached[static_cast<size_t>(i)] += 1, kept[static_cast<size_t>(i)] += i < round.kept;
 }
 
 double DraftPolicy::expected_ns(const Width& width, int32_t depth) const {
@@ -113,7 +111,12 @@ int32_t DraftPolicy::decide(std::span<const DraftStream> streams) const {
   std::vector<size_t> ids;
   for (const DraftStream& s : streams) ids.push_back(s.id);
   const int32_t depth = best(w, ids, plausible >= recording_ns_ && credit_ >= kMostCredit / 2 * plain);
-  return depth <= least ? depth : 0;  // shapes that only the last rounds of a stream have would be recorded for them
+  if (depth <= least) return depth;
+  // Shapes that only the last rounds of a stream have would be recorded for them.
+  const auto last = static_cast<int32_t>(least);
+  const bool pays =
+      last > 0 && w.depth[static_cast<size_t>(last)].known() && rate(w, ids, last, false) > rate(w, ids, 0, false);
+  return pays ? last : 0;
 }
 
 int64_t DraftPolicy::plain_ahead(size_t streams) const {
@@ -210,9 +213,8 @@ bool DraftPolicy::goes_on(const Width& w, int32_t depth) const {
 
 void DraftPolicy::give_up(Width& w) {
   const bool paid = try_.worth > 0;
-  // Recordings are for rounds to come, which there are none of.
-  const double plain = w.depth[0].typical();
-  if (!paid) credit_ -= std::min(try_.recording_ns, kMostCredit * plain);
+  // Recordings are for rounds to come: of this try there are none, but those of others find them.
+  if (!paid) credit_ -= std::min(try_.recording_ns, kMostPaid * w.depth[0].typical());
   w.drafting = false;
   w.try_ns = try_.lost;
   w.wait = paid ? kShortWait : w.next_wait;

@@ -103,7 +103,7 @@ void Engine::make_activations() {
 // from, and the logits of every row.
 void Engine::reserve() {
   const int64_t R = options_.max_rows, slots = options_.state.slots;
-  place_proposal(R, R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
+  place_proposal(R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
   place(R, slots, most_draws(), R, slots);
   staging_.allocate();
   place(R, slots, most_draws(), R, slots);
@@ -205,7 +205,7 @@ View Engine::logits_of(const View& stacks, const HyperConnection* mixer, std::sp
   const View hidden = a_.head_in.rows(0, count), gathered = a_.gather.rows(0, count);
   const View out = asked_logits_.view(DType::F32, {count, config().vocab_size});
   if (mixer != nullptr) {
-    backend_.gather(*stream_, ids.device, stacks, gathered);
+    backend_.gather(*stream_, ids.device, stacks, gathered, {});
     mix(*mixer, gathered, hidden);
   }
   if (&stacks == &a_.draft_stack) share_draft(hidden);

@@ -140,9 +140,10 @@ class Engine {
     Staged tokens, positions, lanes, trials, tables, draw_rows, params;
     std::vector<Staged> ngram;  // one a PLE layer
     Staged draft_tokens, draft_positions, draft_lanes;
-    Staged from_last, from_stack;  // of each draft row: a slot's last stack or a row of the trunk, or -1
-    Staged keep;                   // of each row of the trunk: the place of last_stacks() that keeps its stack, or -1
-    Staged first_drafts;           // of each lane that drafts: its row among the absorbed ones
+    Staged from_last, from_stack;   // of each draft row: a slot's last stack or a row of the trunk, or -1
+    Staged keep;                    // of each draw, or row to absorb: the place of last_stacks() that keeps it, or -1
+    Staged late_rows, late_places;  // of the trunk, kept once the rows that are absorbed were read
+    Staged first_drafts;            // of each lane that drafts: its row among the absorbed ones
   };
   // Rows of one step of a chain of drafts: a row a lane.
   struct ChainStep {
@@ -160,12 +161,14 @@ class Engine {
   void stage(std::span<const LaneInput> inputs, std::span<const Draw> draws);
   void begin_experts(bool round);
   void run_round(const RoundKey& key, bool recordable, const std::function<void()>& work);
-  void place_proposal(int64_t trunk_rows, int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
+  void place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
   void place_draft_rows(int64_t rows, int64_t lanes);
   void place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes);
   void list_drafts(const LaneInput& input, int32_t waiting);
   void add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, int32_t start);
-  void keep_stack(int32_t slot, int32_t row);
+  int32_t last_place(int32_t slot) const;
+  void list_kept_stacks(std::span<const Draw> draws);
+  RowCopies kept_stacks(const View& places) const;
   void make_room(std::span<const LaneInput> inputs);
   // Absorbs all but the last of the rows that wait in these sequences.
   void catch_up(std::span<const int32_t> slots);
@@ -201,7 +204,7 @@ class Engine {
   void run_ple(size_t index, const PleLayer& ple, const View& stack);
   // What follows the trunk: stacks that wait are kept, draft rows absorbed.
   void launch_absorption();
-  void gather_draft_stacks();
+  void gather_draft_stacks(const RowCopies& kept);
   void absorb_drafts();
   // Rows of the draft head: tokens I32 [R], stacks [R, n, H], which are normed in place; out as stacks, or the same.
   void run_draft_head(const View& tokens, const View& stacks, const Batch& batch, const View& out);
@@ -244,6 +247,7 @@ class Engine {
   Batch batch_, draft_batch_;
   std::vector<DraftRows> draft_rows_;
   std::vector<int32_t> draft_tokens_, from_last_, from_stack_;
+  std::vector<int32_t> late_rows_, late_places_;
   std::vector<Trial> trials_;  // of the lanes
   std::vector<ChainStep> chain_;
 };

@@ -26,9 +26,16 @@ void Engine::launch_trunk(const Probe& probe) {
 
 void Engine::launch_absorption() {
   if (!has_draft_head() || !weights_.mtp) return;
-  gather_draft_stacks();
-  backend_.scatter(*stream_, in_.keep.device, a_.stack.rows(0, batch_.rows), state_.last_stacks());
+  gather_draft_stacks({});
   absorb_drafts();
+  const auto late = static_cast<int64_t>(late_rows_.size());
+  if (late > 0)
+    backend_.gather(*stream_, in_.late_rows.device.rows(0, late), a_.stack, a_.gather.rows(0, late),
+                    kept_stacks(in_.late_places.device.rows(0, late)));
+}
+
+RowCopies Engine::kept_stacks(const View& places) const {
+  return has_draft_head() && weights_.mtp ? RowCopies{places, state_.last_stacks()} : RowCopies{};
 }
 
 void Engine::complete(Injection& lacking, const View& stack) {
@@ -190,11 +197,11 @@ void Engine::run_ple(size_t index, const PleLayer& ple, const View& stack) {
   backend_.ple_mix(*stream_, ple.ops, batch_, key, value, state_.ple(index), stack);
 }
 
-void Engine::gather_draft_stacks() {
+void Engine::gather_draft_stacks(const RowCopies& kept) {
   const View stacks = a_.gather.rows(0, draft_batch_.rows);
   if (draft_batch_.rows == 0) return;
-  backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks);
-  backend_.gather(*stream_, in_.from_stack.device, a_.stack, stacks);
+  backend_.gather(*stream_, in_.from_last.device, state_.last_stacks(), stacks, {});
+  backend_.gather(*stream_, in_.from_stack.device, a_.stack, stacks, kept);
 }
 
 void Engine::absorb_drafts() {
@@ -224,7 +231,7 @@ void Engine::mix(const HyperConnection& mixer, const View& stack, const View& ou
 void Engine::launch_draws(int64_t valid, bool greedy) {
   const int64_t D = in_.params.device.shape[0];
   const View stacks = a_.gather.rows(0, D), hidden = a_.head_in.rows(0, D), logits = a_.draw_logits.rows(0, D);
-  backend_.gather(*stream_, in_.draw_rows.device, a_.stack, stacks);
+  backend_.gather(*stream_, in_.draw_rows.device, a_.stack, stacks, kept_stacks(in_.keep.device));
   mix(weights_.mixer, stacks, hidden);
   head(hidden, logits);
   backend_.sample(*stream_, valid, greedy, in_.params.device, logits, a_.sampled.rows(0, D));

@@ -34,7 +34,10 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
     const auto words = t.row_bytes() / static_cast<int64_t>(dtype_size(dtype));
     in_.ngram.push_back(staging_.place(dtype, {rows, l.ple->hash.heads(), words}));
   }
-  if (has_draft_head()) in_.keep = staging_.place(DType::I32, {rows});
+  if (has_draft_head()) {
+    in_.keep = staging_.place(DType::I32, {draws});
+    in_.late_rows = staging_.place(DType::I32, {lanes}), in_.late_places = staging_.place(DType::I32, {lanes});
+  }
   place_tables();
   // Last, for recorded rounds read all others, and their key says nothing of draft rows.
   if (draft_rows > 0) place_draft_rows(draft_rows, draft_lanes);
@@ -163,17 +166,33 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
   fill_tables();
   if (!has_draft_head()) return;
   if (!draft_lanes_.empty()) fill_draft_rows();
-  std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
-  for (size_t i = 0; i < lanes_.size(); ++i)
-    if (trials_[i].tried == 0) keep_stack(lanes_[i].slot, lanes_[i].first_row + lanes_[i].rows - 1);
+  list_kept_stacks(draws);
 }
 
-// Of the sequence's last row, which is `row` of the trunk.
-void Engine::keep_stack(int32_t slot, int32_t row) {
-  in_.keep.host.as<int32_t>()[row] = state_.stack_place(slot, state_.length(slot) - 1);
+// The last row of every lane that tries none waits for the draft head. Where it is drawn from it is kept on the way,
+// unless rows that are absorbed still hold the places.
+void Engine::list_kept_stacks(std::span<const Draw> draws) {
+  auto* keep = in_.keep.host.as<int32_t>();
+  std::fill_n(keep, draws.size(), -1);
+  size_t draw = 0;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const int32_t last = lanes_[i].first_row + lanes_[i].rows - 1, place = last_place(lanes_[i].slot);
+    while (draw < draws.size() && draws[draw].row < last) ++draw;
+    if (trials_[i].tried > 0) continue;
+    if (draft_lanes_.empty() && draw < draws.size() && draws[draw].row == last)
+      keep[draw] = place;
+    else
+      late_rows_.push_back(last), late_places_.push_back(place);
+  }
+  in_.late_rows.fill(late_rows_.data(), late_rows_.size());
+  in_.late_places.fill(late_places_.data(), late_places_.size());
 }
+
+// Of the stack of the sequence's last row.
+int32_t Engine::last_place(int32_t slot) const { return state_.stack_place(slot, state_.length(slot) - 1); }
 
 void Engine::clear_draft_rows() {
+  late_rows_.clear(), late_places_.clear();
   draft_rows_.clear(), draft_lanes_.clear(), draft_tokens_.clear(), from_last_.clear(), from_stack_.clear();
 }
 

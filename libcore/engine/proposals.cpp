@@ -8,10 +8,10 @@
 
 namespace fnx {
 
-void Engine::place_proposal(int64_t trunk_rows, int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes) {
+void Engine::place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes) {
   staging_.begin();
   if (has_draft_head()) {
-    in_.keep = staging_.place(DType::I32, {trunk_rows});
+    in_.keep = staging_.place(DType::I32, {rows});
     place_draft_rows(rows, lanes);
   }
   in_.first_drafts = staging_.place(DType::I32, {step_lanes.empty() ? 0 : step_lanes[0]});
@@ -53,14 +53,12 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
   for (int32_t j = 0; j < (order.empty() ? 0 : proposals[order[0]].depth); ++j)
     step_lanes.push_back(
         std::count_if(proposals.begin(), proposals.end(), [&](const Proposal& p) { return p.depth > j; }));
-  place_proposal(batch_.rows, static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()),
-                 step_lanes);
+  place_proposal(static_cast<int64_t>(draft_tokens_.size()), static_cast<int64_t>(draft_lanes_.size()), step_lanes);
   fill_draft_rows();
   std::fill_n(in_.keep.host.as<int32_t>(), in_.keep.host.size(), -1);
-  for (const Proposal& p : proposals) {
-    const Lane& lane = lanes_[static_cast<size_t>(p.lane)];
-    const int32_t tried = trials_[static_cast<size_t>(p.lane)].tried;
-    if (tried > 0) keep_stack(lane.slot, lane.first_row + lane.rows - 1 - tried + p.kept);
+  for (size_t i = 0; i < proposals.size(); ++i) {
+    const auto lane = static_cast<size_t>(proposals[i].lane);
+    if (trials_[lane].tried > 0) in_.keep.host.as<int32_t>()[last_rows[i]] = last_place(lanes_[lane].slot);
   }
   fill_tables();
   auto* params = reinterpret_cast<SampleParams*>(in_.params.host.data);
@@ -93,12 +91,15 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
   const bool here = weights_.mtp.has_value();
-  launch_absorption();
+  if (here) {
+    gather_draft_stacks(kept_stacks(in_.keep.device));
+    absorb_drafts();
+  }
   int64_t done = 0;
   for (size_t j = 0; j < chain_.size(); ++j) {
     const int64_t D = chain_[j].batch.rows;
     const View stacks = a_.gather.rows(0, D), sampled = a_.sampled.rows(0, D);
-    if (here && j == 0) backend_.gather(*stream_, in_.first_drafts.device, a_.draft_stack, stacks);
+    if (here && j == 0) backend_.gather(*stream_, in_.first_drafts.device, a_.draft_stack, stacks, {});
     if (here && j > 0) run_draft_head(sampled, stacks, chain_[j].batch, stacks);  // on its own output
     const View hidden = a_.head_in.rows(0, D), logits = a_.draw_logits.rows(0, D);
     if (here) mix(weights_.mtp->mixer, stacks, hidden);
@@ -129,7 +130,6 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   const bool greedy =
       std::all_of(proposals.begin(), proposals.end(), [](const Proposal& p) { return p.params.temperature <= 0; });
   RoundKey key;
-  key.rows = batch_.rows;
   for (const ChainStep& step : chain_) key.draws += step.batch.rows;
   key.draft_rows = draft_batch_.rows, key.draft_lanes = static_cast<int64_t>(draft_lanes_.size());
   key.most_positions = draft_batch_.most_positions, key.valid = valid;
@@ -198,7 +198,7 @@ void Engine::catch_up(std::span<const int32_t> slots) {
     draft_batch_ = make_batch(in_.draft_lanes, in_.draft_positions, draft_lanes_);
     // In waves, however many: streaming would empty the pools of the rounds.
     if (weights_.pools) weights_.pools->begin(*stream_, 0, 0, true);
-    gather_draft_stacks();
+    gather_draft_stacks({});
     absorb_drafts();
   }
 }

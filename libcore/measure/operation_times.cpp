@@ -58,11 +58,8 @@ class Recording : public RecordingBackend {
   void copy(Stream& s, View dst, View src) override { inner_.copy(s, dst, src); }
   void clear(Stream& s, View dst) override { inner_.clear(s, dst); }
 
-  void gather(Stream& s, View ids, View from, View to) override {
-    run(s, "gather", [=, this](Stream& t) { inner_.gather(t, ids, from, to); });
-  }
-  void scatter(Stream& s, View ids, View from, View to) override {
-    run(s, "scatter", [=, this](Stream& t) { inner_.scatter(t, ids, from, to); });
+  void gather(Stream& s, View ids, View from, View to, const RowCopies& copies) override {
+    run(s, "gather", [=, this](Stream& t) { inner_.gather(t, ids, from, to, copies); });
   }
   void embed(Stream& s, View tokens, View table, View out) override {
     run(s, "embed", [=, this](Stream& t) { inner_.embed(t, tokens, table, out); });

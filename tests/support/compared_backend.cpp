@@ -67,15 +67,15 @@ class Compared : public ComparedBackend {
   void copy(Stream& s, View dst, View src) override { device_.copy(s, dst, src); }
   void clear(Stream& s, View dst) override { device_.clear(s, dst); }
 
-  void gather(Stream& s, View ids, View from, View to) override {
+  void gather(Stream& s, View ids, View from, View to, const RowCopies& copies) override {
+    std::vector<View> outputs{to};
+    if (copies) outputs.push_back(copies.to);
     run(
-        s, "gather", [&] { device_.gather(s, ids, from, to); }, {to},
-        [&] { cpu_.gather(*cpu_stream_, host(ids), host(from), host(to)); });
-  }
-  void scatter(Stream& s, View ids, View from, View to) override {
-    run(
-        s, "scatter", [&] { device_.scatter(s, ids, from, to); }, {to},
-        [&] { cpu_.scatter(*cpu_stream_, host(ids), host(from), host(to)); });
+        s, "gather", [&] { device_.gather(s, ids, from, to, copies); }, outputs,
+        [&] {
+          const RowCopies theirs = copies ? RowCopies{host(copies.places), host(copies.to)} : RowCopies{};
+          cpu_.gather(*cpu_stream_, host(ids), host(from), host(to), theirs);
+        });
   }
   void embed(Stream& s, View tokens, View table, View out) override {
     run(

@@ -47,11 +47,8 @@ class ReplayedBackend : public cpu::CpuBackend {
   void clear(Stream& s, View dst) override {
     run([this, &s, dst] { CpuBackend::clear(s, dst); });
   }
-  void gather(Stream& s, View ids, View from, View to) override {
-    run([this, &s, ids, from, to] { CpuBackend::gather(s, ids, from, to); });
-  }
-  void scatter(Stream& s, View ids, View from, View to) override {
-    run([this, &s, ids, from, to] { CpuBackend::scatter(s, ids, from, to); });
+  void gather(Stream& s, View ids, View from, View to, const RowCopies& copies) override {
+    run([this, &s, ids, from, to, copies] { CpuBackend::gather(s, ids, from, to, copies); });
   }
   void embed(Stream& s, View tokens, View table, View out) override {
     run([this, &s, tokens, table, out] { CpuBackend::embed(s, tokens, table, out); });

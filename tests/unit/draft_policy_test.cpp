@@ -197,3 +197,43 @@ TEST_CASE("draft_policy: a try whose rounds record is judged by those that do no
   CHECK(tried(3) > 30);
   CHECK(tried(40) < 25);
 }
+
+TEST_CASE("draft_policy: a try that fails pays little of its recordings, so that the next one is not long in coming") {
+  const std::vector<DraftStream> streams{{0}};
+  DraftPolicy policy({1, false});
+  int tries = 0, recorded = 0, last = 0;
+  for (int r = 0; r < 150; ++r) {
+    const int32_t depth = policy.decide(streams);
+    tries += depth > 0 && last == 0, last = depth;
+    const bool records = depth > 0 && recorded++ < 2;
+    policy.observe({depth, {{streams[0], depth, 0}}, depth == 0 ? 1e6 : records ? 5e6 : 1.3e6, records});
+  }
+  CHECK(tries == 2);
+}
+
+TEST_CASE("draft_policy: a depth that was bad is tried again when the text may have changed") {
+  const std::vector<DraftStream> streams{{0}};
+  DraftPolicy policy({2, false});
+  int deep = 0;
+  for (int r = 0; r < 1000; ++r) {
+    const int32_t depth = policy.decide(streams), kept = r < 60 ? std::min(depth, 1) : depth;
+    deep += r >= 800 && depth == 2;
+    policy.observe({depth, {{streams[0], depth, kept}}, depth == 0 ? 1e6 : depth == 1 ? 1.5e6 : 1.75e6});
+  }
+  CHECK(deep > 150);
+}
+
+TEST_CASE("draft_policy: at the end of a stream drafts are as many as it may draw, where so many are known to pay") {
+  const std::vector<DraftStream> far{{0}}, near{{0, 1}}, end{{0, 0}};
+  for (const double one : {1.1e6, 2.5e6}) {
+    DraftPolicy policy({2, false});
+    for (int r = 0; r < 10; ++r) {
+      const int32_t depth = r < 3 ? 0 : r == 6 || r == 7 ? 1 : 2;
+      policy.observe({depth, {{far[0], depth, depth}}, depth == 0 ? 1e6 : depth == 1 ? one : 1.2e6});
+    }
+    CAPTURE(one);
+    CHECK(policy.decide(far) == 2);
+    CHECK(policy.decide(near) == (one < 2e6 ? 1 : 0));
+    CHECK(policy.decide(end) == 0);
+  }
+}
