@@ -89,9 +89,13 @@ template <class T>
 __device__ __forceinline__ T before_warp(const T* warps) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   T v = lane < warp ? warps[lane] : T{0};
+  if constexpr (sizeof(T) == sizeof(int)) {
+    return __reduce_add_sync(kFullWarp, v);
+  } else {
 #pragma unroll
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
-  return v;
+    for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
+    return v;
+  }
 }
 
 struct LaneRow {

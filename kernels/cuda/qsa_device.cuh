@@ -6,12 +6,12 @@
 
 namespace fnx::cuda {
 
-inline constexpr int kHeadDim = 256, kIndexDim = 128, kMostGroup = 16;
+inline constexpr int kHeadDim = 256, kIndexDim = 128, kMostGroup = 16, kMostIndexHeads = 8;
 
 inline void check_qsa(const QsaShape& s, const char* kernel) {
   require(s.head_dim == kHeadDim && s.index_dim == kIndexDim && s.rotary % 2 == 0 && s.rotary >= 0 &&
               s.rotary <= kIndexDim && s.kv_heads > 0 && s.heads % s.kv_heads == 0 &&
-              s.heads <= kMostGroup * s.kv_heads && s.index_heads >= 1 && s.index_heads <= 8,
+              s.heads <= kMostGroup * s.kv_heads && s.index_heads >= 1 && s.index_heads <= kMostIndexHeads,
           kernel,
           "heads of 256, index heads of 128, at most 16 query heads a KV head (head dim, index dim, rotary, "
           "heads, KV heads, index heads)",
@@ -28,8 +28,8 @@ __device__ __forceinline__ int64_t token_place(const QsaShape& s, int slot, int 
   return s.kv_table[slot * s.table_width + token / page_tokens] * s.page_tokens + token % page_tokens;
 }
 __device__ __forceinline__ int64_t block_place(const QsaShape& s, int slot, int block) {
-  const int per_page = static_cast<int>(s.page_tokens / s.ratio);
-  return s.block_table[slot * s.table_width + block / per_page] * int64_t{per_page} + block % per_page;
+  const int per_page = static_cast<int>(s.page_tokens) / static_cast<int>(s.ratio), page = block / per_page;
+  return s.block_table[slot * s.table_width + page] * int64_t{per_page} + (block - page * per_page);
 }
 
 // The keys or values of a KV head at a token's place.

@@ -7,11 +7,24 @@ namespace fnx::cuda {
 namespace {
 
 constexpr int kKeys = 2, kBlockKeys = 8 * 4 * kKeys;  // blocks scored by eight lanes, by one thread block
+constexpr int kEight = 8;                             // blocks scored by a warp
+static_assert(kEight == 4 * kKeys);
 constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-constexpr int kBatch = 8;      // scores in flight a thread
+constexpr int kBatch = 8;      // highest ranks in flight a thread
 constexpr int kGather = 1024;  // candidates for the last place that are compared with one another
 
 constexpr float kIndexScale = 0.08838834764831845f;  // 1 / sqrt(128)
+
+// Scores are not negative: their bits are in their order; NaN below them all.
+__device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
+
+// A row of the workspace: scores, then the highest rank of each eight, which only launches of few rows have.
+__device__ __forceinline__ float* row_scores(const QsaSelectParams& p, int64_t row) {
+  return p.scores + row * qsa_score_width(p.max_complete);
+}
+__device__ __forceinline__ uint32_t* row_tops(const QsaSelectParams& p, int64_t row) {
+  return reinterpret_cast<uint32_t*>(row_scores(p, row) + (p.max_complete + 31) / 32 * 32);
+}
 
 // Adds one index head's part of the scores of a lane's keys.
 __device__ __forceinline__ void add_head(const float4* query, const float4 (&key)[kKeys][4], float (&sum)[kKeys]) {
@@ -36,15 +49,19 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
   const LaneRow l = find_lane(s.lanes, r);
   const int complete = l.slot < 0 ? 0 : (l.start + r - l.first_row + 1) / ratio;
   const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 4 * kKeys + lane / 8;
+  const float4* from[kKeys];
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i)
+    if (base + 4 * i < complete)
+      from[i] =
+          reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, l.slot, base + 4 * i) * kIndexDim) + sub;
   float4 key[kKeys][4] = {};
-  const auto load = [&](int from, int to) {
+  const auto load = [&](int begin, int end) {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
-      const int b = base + 4 * i;
-      if (b < from || b >= to) continue;
-      const float4* at = reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, l.slot, b) * kIndexDim);
+      if (base + 4 * i < begin || base + 4 * i >= end) continue;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) key[i][j] = at[j * 8 + sub];
+      for (int j = 0; j < 4; ++j) key[i][j] = from[i][j * 8];
     }
   };
   const int old = min(complete, l.start / ratio);
@@ -53,14 +70,22 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
   if (complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) return;
   load(old, complete);
   const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r} * (ih + 1) * kIndexDim);
-  for (int i = threadIdx.x; i < ih * 32; i += 256) query[i] = index[i];
+  static_assert(kMostIndexHeads * 32 <= 256);
+  if (static_cast<int>(threadIdx.x) < ih * 32) query[threadIdx.x] = index[threadIdx.x];
   __syncthreads();
   float sum[kKeys] = {};
   for (int h = 0; h < ih; ++h) add_head(query + h * 32, key, sum);
+  uint32_t top = 0;
+  float* scores = row_scores(p, blockIdx.y);
 #pragma unroll
-  for (int i = 0; i < kKeys; ++i)
-    if (sub == 0 && base + 4 * i < complete)
-      p.scores[blockIdx.y * p.max_complete + base + 4 * i] = sum[i] * kIndexScale;
+  for (int i = 0; i < kKeys; ++i) {
+    if (sub != 0 || base + 4 * i >= complete) continue;
+    const float score = sum[i] * kIndexScale;
+    top = max(top, rank_of(score));
+    scores[base + 4 * i] = score;
+  }
+  top = __reduce_max_sync(kFullWarp, top);
+  if (lane == 0) row_tops(p, blockIdx.y)[base / kEight] = top;
 }
 
 constexpr int kPromptRows = 8;  // rows of a block that share its index keys
@@ -118,31 +143,26 @@ __global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams 
       mine += other(mine, 4);
       sum += fmaxf(0.0f, mine);
     }
-    if (sub % 2 == 0 && base + 4 * own < complete)
-      p.scores[(at + row) * p.max_complete + base + 4 * own] = sum * kIndexScale;
+    if (sub % 2 == 0 && base + 4 * own < complete) row_scores(p, at + row)[base + 4 * own] = sum * kIndexScale;
   }
 }
 
-// Scores are not negative: their bits are in their order; NaN below them all.
-__device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
-
-// One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
+// One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order. A
+// thread holds eight neighbouring blocks: all of a row of up to 8192; of a longer one those eights whose highest rank
+// is high enough, or eights in turn where too many are.
 __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
-  __shared__ uint32_t bins[kBins];
+  __shared__ uint32_t bins[2][kBins];
   __shared__ uint64_t gathered[kGather];
   __shared__ int gathered_count;
-  __shared__ int warp_sums[32], warp_above[32], warp_equal[32];
+  __shared__ int warp_sums[32], warp_taken[32], warp_equal[32];
   __shared__ uint32_t warp_low[32], warp_high[32];
   __shared__ uint32_t found_bin;
   __shared__ int found_want, found_count;
   const QsaShape& s = p.shape;
   const int r = static_cast<int>(first + blockIdx.x), blocks = static_cast<int>(s.blocks), tid = threadIdx.x;
   const LaneRow l = find_lane(s.lanes, r);
-  const auto clear_bins = [&] {
-    for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
-    if (tid == 0) gathered_count = 0, found_bin = 0;
-  };
-  clear_bins();
+  for (int i = tid; i < 2 * kBins; i += 1024) bins[0][i] = 0;
+  if (tid == 0) gathered_count = found_count = 0;
   wait_previous();
   if (l.slot < 0) return;
   const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
@@ -151,74 +171,138 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     for (int i = tid; i < blocks; i += 1024) selected[i] = i < complete ? i : -1;
     return;
   }
-  const float* scores = p.scores + blockIdx.x * p.max_complete;
-  const int lane = tid % 32, warp = tid / 32;
-  // Ranks between the lowest and the highest of the row, cut into bins; then the bin of the last selected block, again,
-  // until it holds few enough. Each warp takes a run of blocks; a run of one batch stays in registers.
-  const int run = (complete + 1023) / 1024 * 32, from = warp * run;
-  uint32_t rank[kBatch];
-  bool loaded = false;
-  const auto each = [&](auto fn) {  // fn(rank, block), with rank 0 and a block beyond the last for lanes that have none
-    for (int b = from; b < from + run; b += 32 * kBatch) {
-      if (!loaded) {
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          const int i = b + j * 32 + lane;
-          rank[j] = i < complete && i < from + run ? rank_of(scores[i]) : 0;
-        }
-        loaded = run <= 32 * kBatch;
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = b + j * 32 + lane;
-        fn(rank[j], i < from + run ? i : complete);
-      }
-    }
-  };
+  const float* scores = row_scores(p, blockIdx.x);
+  const int lane = tid % 32, warp = tid / 32, eights = (complete + kEight - 1) / kEight;
+  const unsigned below_me = (1u << lane) - 1;
+  int want = blocks, turn = 0;
   uint32_t low = UINT32_MAX, high = 0;
-  each([&](uint32_t r, int i) {
-    if (i < complete) low = min(low, r), high = max(high, r);
-  });
-  const uint32_t mine = high;  // 0 where this thread has no block, which is below all but NaN
-  low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
-  if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
-  __syncthreads();
-  low = __reduce_min_sync(kFullWarp, warp_low[lane]), high = __reduce_max_sync(kFullWarp, warp_high[lane]);
-  int want = blocks;
   const auto shift_of = [&] { return max(0, 32 - __clz(high - low) - kBinBits); };
   // Counts from the highest bin down, two bins a thread, and finds the bin in which the count reaches `want`.
   const auto find_bin = [&] {
     __syncthreads();
     const int top = kBins - 1 - 2 * tid;
-    const int c0 = static_cast<int>(bins[top]), c1 = static_cast<int>(bins[top - 1]);
-    int before = c0 + c1;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int v = __shfl_up_sync(kFullWarp, before, d);
-      if (lane >= d) before += v;
-    }
-    if (lane == 31) warp_sums[warp] = before;
+    const int c0 = static_cast<int>(bins[turn][top]), c1 = static_cast<int>(bins[turn][top - 1]);
+    turn ^= 1;
+    bins[turn][top] = bins[turn][top - 1] = 0;
+    const int sum = __reduce_add_sync(kFullWarp, c0 + c1);
+    if (lane == 0) warp_sums[warp] = sum;
     __syncthreads();
-    before += before_warp(warp_sums) - c0 - c1;
-    if (before < want && want <= before + c0) found_bin = top, found_want = want - before, found_count = c0;
-    if (before + c0 < want && want <= before + c0 + c1)
-      found_bin = top - 1, found_want = want - before - c0, found_count = c1;
+    int before = before_warp(warp_sums);
+    if (before < want && want <= before + sum) {
+      int here = c0 + c1;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int v = __shfl_up_sync(kFullWarp, here, d);
+        if (lane >= d) here += v;
+      }
+      before += here - c0 - c1;
+      if (before < want && want <= before + c0) found_bin = top, found_want = want - before, found_count = c0;
+      if (before + c0 < want && want <= before + c0 + c1)
+        found_bin = top - 1, found_want = want - before - c0, found_count = c1;
+    }
     __syncthreads();
   };
-  if (low < high) {
-    // The threads' highest ranks: as many blocks as are wanted lie in the bin of the last of these or above.
+  // Makes low and high the row's, from each thread's; then raises low by the threads' highest ranks: as many blocks as
+  // are wanted lie in the bin of the last of these or above. Whether there were as many above the lowest rank.
+  const auto bound = [&] {
+    const uint32_t mine = high;  // 0 where this thread has no block, which is below all but NaN
+    low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
+    if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
+    __syncthreads();
+    low = __reduce_min_sync(kFullWarp, warp_low[lane]), high = __reduce_max_sync(kFullWarp, warp_high[lane]);
+    if (low == high) return false;
     const int shift = shift_of();
-    if (mine > low) atomicAdd(bins + ((mine - low) >> shift), 1u);
+    if (mine > low) atomicAdd(bins[turn] + ((mine - low) >> shift), 1u);
     find_bin();
+    if (found_count == 0) return false;
     low += found_bin << shift;
+    return true;
+  };
+
+  uint32_t rank[kEight];  // 0 where there is no block
+  const auto load = [&](int eight) {
+#pragma unroll
+    for (int j = 0; j < kEight; j += 4) {
+      const int i = eight * kEight + j;
+      const float4 v = i < complete ? *reinterpret_cast<const float4*>(scores + i) : float4{};
+      rank[j] = rank_of(v.x), rank[j + 1] = rank_of(v.y), rank[j + 2] = rank_of(v.z), rank[j + 3] = rank_of(v.w);
+#pragma unroll
+      for (int k = j; k < j + 4; ++k)
+        if (eight * kEight + k >= complete) rank[k] = 0;
+    }
+  };
+  int mine = tid, turns = 1;
+  const int run = (eights + 1023) / 1024 * 32, from = warp * run;
+  if (eights <= 1024) {
+    load(mine);
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      if (mine * kEight + j < complete) low = min(low, rank[j]);
+      high = max(high, rank[j]);
+    }
+    bound();
+  } else {
+    const uint32_t* tops = row_tops(p, blockIdx.x);
+    uint32_t held[kBatch];
+    bool loaded = false;
+    const auto each_top = [&](auto fn) {  // each warp takes a run of eights; one of one batch stays in registers
+      for (int b = from; b < from + run; b += 32 * kBatch) {
+        if (!loaded) {
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) {
+            const int i = b + j * 32 + lane;
+            held[j] = i < eights && i < from + run ? tops[i] : 0;
+          }
+          loaded = run <= 32 * kBatch;
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+          const int i = b + j * 32 + lane;
+          fn(held[j], i < from + run ? i : eights);
+        }
+      }
+    };
+    each_top([&](uint32_t top, int i) {
+      if (i < eights) low = min(low, top), high = max(high, top);
+    });
+    if (!bound()) low = 0;
+    int count = 0;
+    each_top([&](uint32_t top, int i) { count += __popc(__ballot_sync(kFullWarp, i < eights && top >= low)); });
+    if (lane == 0) warp_taken[warp] = count;
     __syncthreads();
-    clear_bins();
-    __syncthreads();
+    count = __reduce_add_sync(kFullWarp, warp_taken[lane]);
+    if (count <= 1024) {
+      int* list = reinterpret_cast<int*>(gathered);
+      int place = before_warp(warp_taken);
+      each_top([&](uint32_t top, int i) {
+        const unsigned taken = __ballot_sync(kFullWarp, i < eights && top >= low);
+        if (taken >> lane & 1) list[place + __popc(taken & below_me)] = i;
+        place += __popc(taken);
+      });
+      __syncthreads();
+      mine = tid < count ? list[tid] : eights;
+      load(mine);
+    } else {
+      turns = run / 32;
+    }
   }
+  const auto each_eight = [&](auto fn) {  // with its ranks in `rank`
+    for (int t = 0; t < turns; ++t) {
+      const int eight = turns == 1 ? mine : from + t * 32 + lane;
+      if (turns > 1) load(eight);
+      fn(eight * kEight);
+    }
+  };
+  const auto each = [&](auto fn) {  // fn(rank, block)
+    each_eight([&](int at) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) fn(rank[j], at + j);
+    });
+  };
   while (low < high) {
     const int shift = shift_of();
     each([&](uint32_t r, int i) {
-      if (i < complete && r >= low && r <= high) atomicAdd(bins + ((r - low) >> shift), 1u);
+      if (i < complete && r >= low && r <= high) atomicAdd(bins[turn] + ((r - low) >> shift), 1u);
     });
     find_bin();
     low += found_bin << shift;
@@ -244,26 +328,32 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
       low = high = found_bin, want = found_want;
       break;
     }
-    __syncthreads();
-    clear_bins();
-    __syncthreads();
   }
   const uint32_t last = low;  // the rank of the last selected block; `want` blocks of it are selected
   int above = 0, equal = 0;
-  each([&](uint32_t r, int i) {
-    above += __popc(__ballot_sync(kFullWarp, i < complete && r > last));
-    equal += __popc(__ballot_sync(kFullWarp, i < complete && r == last));
-  });
-  if (lane == 0) warp_above[warp] = above, warp_equal[warp] = equal;
+  each([&](uint32_t r, int i) { above += r > last, equal += i < complete && r == last; });
+  above = __reduce_add_sync(kFullWarp, above), equal = __reduce_add_sync(kFullWarp, equal);
+  if (lane == 0) warp_sums[warp] = above, warp_equal[warp] = equal;
   __syncthreads();
-  above = before_warp(warp_above), equal = before_warp(warp_equal);
-  const unsigned below_me = (1u << lane) - 1;
-  each([&](uint32_t r, int i) {
-    const unsigned a = __ballot_sync(kFullWarp, i < complete && r > last);
-    const unsigned e = __ballot_sync(kFullWarp, i < complete && r == last);
-    const int my_above = above + __popc(a & below_me), my_equal = equal + __popc(e & below_me);
-    if (i < complete && (r > last || (r == last && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
-    above += __popc(a), equal += __popc(e);
+  above = before_warp(warp_sums), equal = before_warp(warp_equal);
+  each_eight([&](int at) {
+    int a = 0, e = 0;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) a += rank[j] > last, e += at + j < complete && rank[j] == last;
+    int my_above = above - a, my_equal = equal - e;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int va = __shfl_up_sync(kFullWarp, a, d), ve = __shfl_up_sync(kFullWarp, e, d);
+      if (lane >= d) a += va, e += ve;
+    }
+    my_above += a, my_equal += e;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      const bool higher = rank[j] > last, tied = at + j < complete && rank[j] == last;
+      if (higher || (tied && my_equal < want)) selected[my_above + min(my_equal, want)] = at + j;
+      my_above += higher, my_equal += tied;
+    }
+    above += __shfl_sync(kFullWarp, a, 31), equal += __shfl_sync(kFullWarp, e, 31);
   });
 }
 
@@ -305,7 +395,7 @@ __device__ __forceinline__ void select_prompt(const QsaSelectParams& p, int64_t 
     return v;
   };
   const int from = part * kWarpBlocks, used = (min(complete - from, kWarpBlocks) + 31) / 32;
-  const float* scores = p.scores + at * p.max_complete + from;
+  const float* scores = row_scores(p, at) + from;
   uint32_t rank[kEach];  // 0 also where there is no block, which only loses to blocks before it
   uint32_t low = UINT32_MAX, high = 0;
 #pragma unroll
