@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int6
   if (lane == 0) row_tops(p, blockIdx.y)[base / kEight] = top;
 }
 
-constexpr int kPromptRows = 8;  // rows of a block that share its index keys
-constexpr int kPromptKeys = 4;  // blocks scored by eight lanes
+constexpr int kPromptRows = 8;                   // rows of a block that share its index keys
+constexpr int kPromptKeys = 4;                   // blocks scored by eight lanes
+constexpr int kPromptRun = 8 * 4 * kPromptKeys;  // and by one thread block
 
 // blockIdx: run of index blocks, kPromptRows rows. The same sums; keys are loaded once for neighbouring rows of a lane.
 // Lanes i, i + 4, .. of a warp score the same keys, in an order that leaves each lane's first to it when the four are
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams 
   for (int i = threadIdx.x; i < rows * ih * 32; i += 256)
     query[i] = index[i / (ih * 32) * (ih + 1) * 32 + i % (ih * 32)];
   __syncthreads();
-  const int run = blockIdx.x * 8 * 4 * kPromptKeys, base = run + threadIdx.x / 32 * 4 * kPromptKeys + lane % 4;
+  const int run = blockIdx.x * kPromptRun, base = run + threadIdx.x / 32 * 4 * kPromptKeys + lane % 4;
   const int own = sub / 2;  // of the keys base, base + 4, ..
   float4 key[kPromptKeys][4] = {};
   int slot = -1;
@@ -493,7 +494,7 @@ void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStre
   const unsigned runs = blocks_of(p.max_complete, kBlockKeys);
   const size_t query_bytes = p.shape.index_heads * kIndexDim * sizeof(float);
   if (count > kSpreadRows) {
-    const dim3 grid(blocks_of(p.max_complete, 8 * 4 * kPromptKeys), blocks_of(count, kPromptRows));
+    const dim3 grid(blocks_of(p.max_complete, kPromptRun), blocks_of(count, kPromptRows));
     launch("qsa_scores", qsa_scores_prompt_kernel, grid, 256, kPromptRows * query_bytes, stream, p, first, count);
     return;
   }
