@@ -1,4 +1,4 @@
-// Pieces that kernels share: mma, asynchronous copies, programmatic launch.
+// Pieces that the EXL3 kernels share: mma, asynchronous copies, programmatic launch.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -21,13 +21,6 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4],
 // Four matrices of 8 x 8 halves; lane 8 i + r gives where row r of matrix i lies.
 __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
-}
-
-// The same, each transposed.
-__device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
 }
