@@ -81,15 +81,19 @@ Expert host_expert(const Problem& p, const Layout& layout, int64_t e) {
   return layout.expert(p, e, p["trellis"].as<uint16_t>(), p["suh"].as<uint16_t>(), p["svh"].as<uint16_t>());
 }
 
-// The expert of the last id is not held, as on a rank that holds the others.
-bool held(const Problem& p, int32_t id) { return id >= 0 && id + 1 < p.number("experts"); }
+// The expert of the last id, or the one before where that is every row's last choice, is not held, as on a rank that
+// holds the others.
+bool held(const Problem& p, int32_t id) {
+  const int64_t experts = p.number("experts");
+  return id >= 0 && id < experts && id != experts - 1 - p.number("last_known");
+}
 
 // Held experts that a row of the problem asks for.
 std::vector<int64_t> asked(const Problem& p) {
   std::vector<int64_t> experts;
   const Operand& ids = p["ids"];
-  for (int32_t e = 0; held(p, e); ++e)
-    if (std::find(ids.as<int32_t>(), ids.as<int32_t>() + ids.size(), e) != ids.as<int32_t>() + ids.size())
+  for (int32_t e = 0; e < p.number("experts"); ++e)
+    if (held(p, e) && std::find(ids.as<int32_t>(), ids.as<int32_t>() + ids.size(), e) != ids.as<int32_t>() + ids.size())
       experts.push_back(e);
   return experts;
 }
@@ -114,13 +118,16 @@ class ExpertsKernel : public Kernel {
     record_.domain =
         "hidden and width multiples of 128 to 65536; rows, slots and experts from 1; widths of each projection of each "
         "expert by themselves; one codebook";
-    record_.launch = "few: blocks of one (row, slot); many: pairs sorted by expert, blocks of up to 32 or 96 pairs";
-    record_.operands = {{"x", "F32", "[rows, hidden]", 16, "read"},
-                        {"ids", "I32", "[rows, slots]", 4, "read"},
-                        {"trellis", "I16", "three matrices an expert", 16, "read"},
-                        {"suh", "F16", "[hidden], [hidden], [width] an expert", 8, "read"},
-                        {"svh", "F16", "[width], [width], [hidden] an expert", 8, "read"},
-                        {"slots", "F32", "[rows, slots, hidden]", 16, "written where the id is held"}};
+    record_.launch =
+        "few: blocks of one (row, slot), of which down's wait for gate and up's of theirs; many: pairs sorted by "
+        "expert, blocks of up to 32 or 96 pairs";
+    record_.operands = {
+        {"x", "F32", "[rows, hidden]", 16, "read; where the last id is known, beside the launch before"},
+        {"ids", "I32", "[rows, slots]", 4, "read"},
+        {"trellis", "I16", "three matrices an expert", 16, "read"},
+        {"suh", "F16", "[hidden], [hidden], [width] an expert", 8, "read"},
+        {"svh", "F16", "[width], [width], [hidden] an expert", 8, "read"},
+        {"slots", "F32", "[rows, slots, hidden]", 16, "written where the id is held"}};
     record_.aliases = "none";
     record_.rows = "a slot depends on that row of x, its id and that expert";
     record_.sum_order = "each projection as exl3_linear";
@@ -132,22 +139,26 @@ class ExpertsKernel : public Kernel {
 
   std::vector<Shape> shapes(Effort effort) const override {
     using exl3::Codebook;
-    const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots, Codebook codebook) {
+    const auto shape = [](int64_t hidden, int64_t width, int64_t experts, int64_t slots, Codebook codebook,
+                          bool last_known = false) {
       return Shape{std::to_string(experts) + " experts [" + std::to_string(width) + ", " + std::to_string(hidden) +
-                       "] " + exl3::codebook_name(codebook) + ", " + std::to_string(slots) + " slots",
+                       "] " + exl3::codebook_name(codebook) + ", " + std::to_string(slots) + " slots" +
+                       (last_known ? ", the last known" : ""),
                    {{"hidden", hidden},
                     {"width", width},
                     {"experts", experts},
                     {"slots", slots},
                     {"codebook", static_cast<int64_t>(codebook)},
                     {"half_widths", codebook == Codebook::Mul1},
+                    {"last_known", last_known},
                     {"splits", splits_of(hidden, width)},
                     {"down_splits", splits_of(width, hidden)}}};
     };
     // Few pairs and, at the rows of gate 3, more than the few-row kernels take.
     if (effort == Effort::Host) return {shape(256, 128, 7, 6, Codebook::Mul1)};
     return {shape(256, 128, 7, 6, Codebook::Mul1), shape(256, 128, 6, 3, Codebook::Mcg),
-            shape(256, 128, 6, 3, Codebook::ThreeInst), shape(2560, 640, 12, 10, Codebook::Mul1)};
+            shape(256, 128, 6, 3, Codebook::ThreeInst), shape(2560, 640, 12, 10, Codebook::Mul1),
+            shape(256, 128, 8, 6, Codebook::Mul1, true)};
   }
 
   int64_t value_rows() const override { return 4; }
@@ -158,13 +169,15 @@ class ExpertsKernel : public Kernel {
     Random random(seed, 11);
     const bool directed = kind == Kind::Directed;
     const int64_t hidden = p.number("hidden"), slots = p.number("slots"), experts = p.number("experts");
+    const int64_t known = p.number("last_known");
     fill(p.add("x", DType::F32, Role::In, true, {rows, hidden}).as<float>(), rows, hidden,
          directed ? Kind::Cancelling : kind, kRange, Random(seed, 12));
     auto* ids = p.add("ids", DType::I32, Role::In, true, {rows, slots}).as<int32_t>();
     // Distinct experts a row; -1 and the expert that is not held among them.
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t first = random.below(experts);
-      for (int64_t j = 0; j < slots; ++j) ids[r * slots + j] = static_cast<int32_t>((first + j) % experts);
+      for (int64_t j = 0; j < slots; ++j) ids[r * slots + j] = static_cast<int32_t>((first + j) % (experts - known));
+      if (known != 0) ids[r * slots + slots - 1] = static_cast<int32_t>(experts - 1);
       if (r % 5 == 4) ids[r * slots] = -1;
     }
     const Layout layout(p);
@@ -306,6 +319,7 @@ class ExpertsKernel : public Kernel {
       cuda::Exl3Experts launch;
       launch.rows = p.rows;
       launch.slots_per_row = p.number("slots");
+      launch.last_known = p.number("last_known") != 0;
       launch.experts = p.number("experts");
       launch.hidden = p.number("hidden");
       launch.width = p.number("width");

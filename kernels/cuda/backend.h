@@ -42,7 +42,16 @@ class BackendStream : public Stream {
   ~BackendStream() override;
   void synchronize() override;
 
-  cudaStream_t handle() const { return handle_; }
+  // To put one more operation there.
+  cudaStream_t handle() {
+    ++operations_;
+    return handle_;
+  }
+  // A router of `experts` experts has filled `ids`, of one more column; and whether that is the last operation there.
+  void routed(const int32_t* ids, int64_t experts) { routed_ = {ids, experts, operations_}; }
+  bool routed_last(const int32_t* ids, int64_t experts) const {
+    return routed_.ids == ids && routed_.experts == experts && routed_.operation == operations_;
+  }
   // At least `bytes`; what Backend::reserve provided. While it measures: null, and the need is noted.
   void* area(Area which, size_t bytes);
   template <class T>
@@ -56,6 +65,12 @@ class BackendStream : public Stream {
  private:
   std::shared_ptr<DeviceMemory> memory_;
   cudaStream_t handle_ = nullptr;
+  uint64_t operations_ = 0;
+  struct {
+    const int32_t* ids = nullptr;
+    int64_t experts = 0;
+    uint64_t operation = 0;
+  } routed_;
   bool measuring_ = false;
   std::array<Buffer, static_cast<size_t>(Area::kCount)> areas_;
   std::array<size_t, static_cast<size_t>(Area::kCount)> need_{};

@@ -229,10 +229,12 @@ void CudaBackend::qsa_attend(Stream& stream, const QsaWeights& w, const Batch& b
 
 void CudaBackend::router(Stream& stream, bool normalise, View logits, View ids, View weights) {
   BackendStream& s = of(stream);
-  if (s.running())
-    cuda::router({f32(logits), i32(ids), f32(weights), logits.shape[0], logits.shape[1], weights.shape[1], normalise,
-                  ids.shape[1] > weights.shape[1]},
-                 s.handle());
+  if (!s.running()) return;
+  const bool one_more = ids.shape[1] > weights.shape[1];
+  cuda::router(
+      {f32(logits), i32(ids), f32(weights), logits.shape[0], logits.shape[1], weights.shape[1], normalise, one_more},
+      s.handle());
+  if (one_more) s.routed(i32(ids), logits.shape[1]);
 }
 
 void CudaBackend::experts(Stream& stream, const ExpertBank& bank, View x, View ids, View slots) {
@@ -241,6 +243,7 @@ void CudaBackend::experts(Stream& stream, const ExpertBank& bank, View x, View i
   Exl3Experts p;
   p.rows = ids.shape[0], p.slots_per_row = ids.shape[1], p.experts = b.experts, p.hidden = b.in, p.width = b.width;
   p.codebook = b.codebook, p.table = b.table, p.ids = i32(ids), p.x = f32(x), p.slots = f32(slots);
+  p.last_known = s.routed_last(p.ids, p.experts - 1);
   p.workspace_bytes = exl3_experts_workspace_bytes(p.rows, p.slots_per_row, p.experts, p.hidden, p.width);
   p.workspace = s.area(Area::Experts, p.workspace_bytes);
   if (s.running()) exl3_experts(p, s.handle());

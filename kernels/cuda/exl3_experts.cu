@@ -29,12 +29,16 @@ int64_t most_units(int64_t pairs, int64_t experts) {
   return std::min(pairs, experts + pairs / unit_pairs(pairs, experts));
 }
 
+// Pairs up to which gate and up take so few waves of blocks that starting before others have ended gains.
+constexpr int64_t kOverlapPairs = 48;
+
 // Words of the exchange that a pair takes.
 int64_t gate_slots(const Exl3Experts& p) { return (2 * gate_splits(p) - 1) * p.width; }
 int64_t down_slots(const Exl3Experts& p) { return (down_splits(p) - 1) * p.hidden; }
 bool few_fits(const Exl3Experts& p) {
   const int64_t pairs = p.rows * p.slots_per_row;
-  return pairs <= kExl3FewPairs && 4 * pairs * (gate_slots(p) + down_slots(p)) <= static_cast<int64_t>(kExchangeBytes);
+  return pairs <= kExl3FewPairs &&
+         4 * pairs * (gate_slots(p) + down_slots(p) + 1) <= static_cast<int64_t>(kExchangeBytes);
 }
 
 Workspace make_workspace(const Exl3Experts& p) {
@@ -184,6 +188,10 @@ ExpertArgs make_args(const Exl3Experts& p, const Workspace& w) {
   a.gate_begins = split_begins(p.hidden, a.gate_splits), a.down_begins = split_begins(p.width, a.down_splits);
   a.gate_exchange = reinterpret_cast<uint32_t*>(base);
   a.down_exchange = a.gate_exchange + a.pairs * gate_slots(p);
+  if (a.pairs <= kOverlapPairs) {
+    a.ready = a.down_exchange + a.pairs * down_slots(p);
+    a.known = p.last_known && p.slots_per_row > 1 ? static_cast<int>(p.rows) : 0;
+  }
   a.gate_xh = reinterpret_cast<uint16_t*>(base + w.gate_xh);
   a.up_xh = reinterpret_cast<uint16_t*>(base + w.up_xh);
   a.gate = reinterpret_cast<float*>(base + w.gate);

@@ -16,6 +16,7 @@ struct ExpertArgs {
   const int32_t* ids;  // [rows * slots_per_row]
   int64_t hidden, width, pairs;
   int experts, slots_per_row, gate_splits, down_splits;
+  int known;  // few: rows whose last id is experts - 1, before ids says so: all or none
   SplitBegins gate_begins, down_begins;
   const float* x;           // [pairs / slots_per_row, hidden]
   const uint16_t* gate_xh;  // many: rotated [hidden/16, pairs, 16]
@@ -25,6 +26,7 @@ struct ExpertArgs {
   float* slots;               // [pairs, hidden]
   uint32_t* gate_exchange;    // few: [pairs, width/128, 2 * gate_splits - 1, 128], empty between launches
   uint32_t* down_exchange;    // few: [pairs, hidden/128, down_splits - 1, 128]
+  uint32_t* ready;            // few, or null: [pairs] columns of down_xh there, plus readers; 0 between launches
   const int32_t* order;       // many: pair of each sorted place
   const ExpertUnit* units;    // many
   const int32_t* unit_count;  // many

@@ -37,6 +37,8 @@ struct Exl3Experts {
   float* slots = nullptr;    // F32 [rows, slots_per_row, hidden], 16-byte aligned
   void* workspace = nullptr;  // as in Exl3Linear, and may be the same
   size_t workspace_bytes = 0;
+  // The last id of every row is experts - 1. Few rows read x, and that expert, before the launch before this has ended.
+  bool last_known = false;
 };
 
 // Enough for any row count up to `rows`.

@@ -38,6 +38,23 @@ __device__ __forceinline__ void expert_chain(const Exl3Matrix& m, std::byte* rin
   __syncthreads();
 }
 
+// Whether blocks of `blockIdx.z` know their expert before the ids are there; such pairs come first, a row each.
+__device__ __forceinline__ bool is_known(const ExpertArgs& a) { return blockIdx.z < static_cast<unsigned>(a.known); }
+__device__ __forceinline__ int64_t find_pair(const ExpertArgs& a) {
+  const auto slots = static_cast<unsigned>(a.slots_per_row), known = static_cast<unsigned>(a.known);
+  if (known == 0) return blockIdx.z;
+  if (blockIdx.z < known) return blockIdx.z * slots + slots - 1;
+  const unsigned rest = blockIdx.z - known, row = rest / (slots - 1);
+  return row * slots + rest - row * (slots - 1);
+}
+
+// Waits until a counter has come to `count`; what was written before that is then visible here.
+__device__ __forceinline__ void await(const uint32_t* counter, uint32_t count) {
+  uint32_t seen;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  while (seen < count);
+}
+
 // Brings the table into the L2 before the ids are known.
 __device__ __forceinline__ void prefetch_table(const ExpertArgs& a) {
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -49,7 +66,7 @@ __device__ __forceinline__ void prefetch_table(const ExpertArgs& a) {
 // The expert of a pair and its matrix 0 (gate), 1 (up) or 2 (down), or null when it is not held here. What tells that
 // is loaded together with the matrix.
 __device__ __forceinline__ const Exl3Expert* find_matrix(const ExpertArgs& a, int64_t pair, int which, Exl3Matrix& m) {
-  const int32_t id = a.ids[pair];
+  const int32_t id = is_known(a) ? a.experts - 1 : a.ids[pair];
   if (id < 0 || id >= a.experts) return nullptr;
   const Exl3Expert* e = a.table + id;
   const auto word = [](const void* p) {
@@ -66,6 +83,7 @@ __device__ __forceinline__ const Exl3Expert* find_matrix(const ExpertArgs& a, in
 }
 
 // Grid: (width/128, 2 * gate_splits, pairs). The last block of a pair's column activates and rotates for down.
+// Where the expert is known, x and the expert are read beside the launch before, and nothing is written.
 template <exl3::Codebook Book>
 __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const ExpertArgs a) {
   __shared__ __align__(16) std::byte rings[8 * kExpertRingBytes];
@@ -76,14 +94,15 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   const bool up = static_cast<int>(blockIdx.y) >= a.gate_splits;
   const int split = blockIdx.y - (up ? a.gate_splits : 0);
   const int begin = a.gate_begins.at[split], end = a.gate_begins.at[split + 1];
-  const int64_t pair = blockIdx.z;
+  const int64_t pair = find_pair(a);
+  const bool known = is_known(a);
   prefetch_table(a);
   // Ids may come from the kernel before; the next kernel, which let_next_start allows, reads them before it waits.
-  wait_for_previous();
+  if (!known) wait_for_previous();
   let_next_start();
   Exl3Matrix m;
   const Exl3Expert* expert = find_matrix(a, pair, up ? 1 : 0, m);
-  if (expert == nullptr) return;
+  if (expert == nullptr) return wait_for_previous();
   // Ahead of the weights, behind which the scales would queue.
   if (2 * static_cast<int>(threadIdx.x) < end - begin) prefetch_line(m.suh + (begin + 2 * threadIdx.x) * 16);
   float acc[1][4] = {};
@@ -96,10 +115,11 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
         prefetch_line(scales + block * 128 + lane % 2 * 64);
       },
       [&](int first, int tiles) {
-        const int64_t row = blockIdx.z / static_cast<unsigned>(a.slots_per_row);
+        const int64_t row = static_cast<unsigned>(pair) / static_cast<unsigned>(a.slots_per_row);
         rotate_rows<1, kFewThreads>(rows, a.x + row * a.hidden, m.suh, a.hidden, 1, first, tiles);
       });
   store_columns(z, warp * 16, lane, 1, acc);
+  if (known) wait_for_previous();
   __syncthreads();
   uint32_t* slots = a.gate_exchange + (pair * blocks + block) * last * kSlot;
   if (blockIdx.y < last) {
@@ -126,9 +146,14 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_gate_up_few_kernel(const 
   if (warp == 1) return;
   const float4 h = activate(y, *reinterpret_cast<const float4*>(z + 4 * lane));
   store_rotated(a.down_xh, a.pairs, pair, block, lane, rotate_block(h, suh, lane));
+  if (a.ready == nullptr) return;
+  __threadfence();
+  __syncwarp();
+  if (lane == 0) atomicAdd(a.ready + pair, 1);
 }
 
-// Grid: (hidden/128, down_splits, pairs). Runs after the kernel above alone, which has waited for the ids.
+// Grid: (hidden/128, down_splits, pairs). Runs after the kernel above alone, whose blocks have all started and waited
+// for the ids. With `ready` a block waits for those of its pair alone.
 template <exl3::Codebook Book>
 __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const ExpertArgs a) {
   __shared__ __align__(16) std::byte rings[8 * kExpertRingBytes];
@@ -137,26 +162,38 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block = blockIdx.x, blocks = gridDim.x, split = blockIdx.y, last = a.down_splits - 1;
   const int begin = a.down_begins.at[split], end = a.down_begins.at[split + 1];
-  const int64_t pair = blockIdx.z;
+  const int64_t pair = find_pair(a);
+  const auto columns = static_cast<uint32_t>(a.width / 128), readers = gridDim.x * gridDim.y;
+  // Whoever waits for this launch waits for the one before it too.
+  const auto leave = [&] {
+    if (blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_for_previous();
+  };
   Exl3Matrix m;
-  if (find_matrix(a, pair, 2, m) == nullptr) return wait_for_previous();
+  if (find_matrix(a, pair, 2, m) == nullptr) return leave();
   float acc[1][4] = {};
+  uint32_t arrived = 0;
   expert_chain<Book, true>(
       m, rings, rows, a.hidden, block, begin, end, acc,
       [&] {
         if (split == last && threadIdx.x < 2) prefetch_line(m.svh + block * 128 + threadIdx.x * 64);
-        wait_for_previous();
+        if (a.ready == nullptr) wait_for_previous();
         let_next_start();
+        if (a.ready == nullptr) return;
+        if (threadIdx.x == 0) await(a.ready + pair, columns);
+        __syncthreads();
+        if (threadIdx.x == kFewThreads - 1) arrived = atomicAdd(a.ready + pair, 1) + 1;
       },
       [&](int first, int tiles) { load_rows<1, kFewThreads>(rows, a.down_xh + pair * 16, a.pairs, 1, first, tiles); });
   store_columns(z, warp * 16, lane, 1, acc);
   __syncthreads();
+  // The last block of the pair empties its counter.
+  if (arrived == columns + readers) a.ready[pair] = 0;
   const float4 svh = warp == 0 && split == last ? load_half4(m.svh + block * 128 + 4 * lane) : float4{};
   if (last > 0) {
     uint32_t* slots = a.down_exchange + (pair * blocks + block) * last * kSlot;
     if (split < last) {
       if (warp == 0) give4(slots + split * kSlot + 4 * lane, *reinterpret_cast<const float4*>(z + 4 * lane));
-      return;
+      return leave();
     }
     if (warp < 4) z[threadIdx.x] = __fadd_rn(take(slots + threadIdx.x, last), z[threadIdx.x]);
     __syncthreads();
@@ -164,6 +201,7 @@ __global__ void __launch_bounds__(kFewThreads, 4) exl3_down_few_kernel(const Exp
   if (warp > 0) return;
   *reinterpret_cast<float4*>(a.slots + pair * a.hidden + block * 128 + 4 * lane) =
       output_block(*reinterpret_cast<const float4*>(z + 4 * lane), svh, nullptr, lane);
+  leave();
 }
 
 template <exl3::Codebook Book>
