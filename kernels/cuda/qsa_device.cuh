@@ -40,4 +40,17 @@ __device__ __forceinline__ T* kv_at(const QsaCache& c, const KvPages& pages, int
   return base + ((far ? place - c.near_tokens : place) * kv_heads + kv) * kHeadDim;
 }
 
+inline constexpr int kEight = 8;  // neighbouring index blocks, scored by a warp
+
+// Scores are not negative: their bits are in their order; NaN below them all.
+__device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
+
+// A row of the workspace: scores, then the highest rank of each eight, which only launches of few rows have.
+__device__ __forceinline__ float* row_scores(const QsaSelectParams& p, int64_t row) {
+  return p.scores + row * qsa_score_width(p.max_complete);
+}
+__device__ __forceinline__ uint32_t* row_tops(const QsaSelectParams& p, int64_t row) {
+  return reinterpret_cast<uint32_t*>(row_scores(p, row) + (p.max_complete + 31) / 32 * 32);
+}
+
 }  // namespace fnx::cuda
