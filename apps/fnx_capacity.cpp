@@ -33,6 +33,7 @@ struct Options {
     model.ranks = true;
     model.add(app);
     model.add_pages(app);
+    model.add_graphs(app);
     add_count(app, "--sequences", sequences, "Sequences that are held at once");
     add_count(app, "--tokens", tokens, "Tokens of each");
     app.add_option("--points", points,
@@ -83,7 +84,7 @@ class Capacity {
       Engine engine(weights, *model_.backend, eo);
       done = run_context(engine, work_);
       report_pages(engine.state(), run_);
-      if (eo.graphs) run_.receipt().evidence["graph_replays"] = engine.graph_counters().replays;
+      if (eo.graphs) run_.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
     }
     if (done.stopped) return;
     report(done);

@@ -48,7 +48,9 @@ struct Options {
   std::vector<std::string> gates;
 
   void add(CLI::App& app) {
+    model.models = 2;  // plain, and with the draft head
     model.add(app, true);
+    model.add_graphs(app);
     app.add_option("--sequences", sequences, "Sequences that run together, one cell each")
         ->type_name("LIST")
         ->capture_default_str();
@@ -95,7 +97,7 @@ struct Arm {
   std::vector<double> ns_per_token;
   int64_t other_tokens = 0;  // timed runs whose tokens differ from the reference run's
   int64_t drafted = 0, kept = 0, rounds = 0;
-  GraphCounters graphs;  // of the engines of all pairs
+  GraphCounters graphs;  // of the engines of all pairs; bytes of the largest
   std::array<int64_t, kMostDrafts + 1> depths{};
   std::array<std::vector<double>, kMostDrafts + 1> round_ns;  // by depth
 };
@@ -132,14 +134,18 @@ class DraftAb {
   }
 
   void measure() {
+    std::vector<EngineOptions> engines;
+    for (const Cell& cell : cells_) engines.push_back(engine_options(cell, requests(cell), 1));
+    EngineOptions largest = largest_of(engines);
+    if (model_.plan(o_.model, largest, run_)) return;
     for (size_t a = 0; a < weights_.size(); ++a) weights_[a].emplace(model_.load(o_.model, a == 1, run_));
-    if (!weights_[1]->mtp) throw Error(ErrorKind::Unsupported, "this checkpoint has no draft head");
     run_.print(fmt::format("{:<20}{:>12}{:>12}{:>9}{:>18}{:>9}{:>9}  {}\n", "cell", "plain tok/s", "drafted", "ratio",
                            "95 % interval", "tok/rnd", "kept", "rounds by depth"));
     for (const Cell& cell : cells_) {
       if (!run_cell(cell)) return;
       run_.progress("cells", ++done_, cells_.size());
     }
+    for (size_t a = 0; a < weights_.size(); ++a) report_pools(*weights_[a], run_, kArms[a]);
     judge_gates(limits_, figures_, run_.receipt());
   }
 
@@ -188,14 +194,18 @@ class DraftAb {
     return out;
   }
 
-  std::unique_ptr<Engine> make_engine(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
+  EngineOptions engine_options(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
     StateOptions state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
     state.draft_head = arm == 1, state.trials = arm == 1 ? draft_.most : 0;
     size_t longest = 1;
     for (const Request& r : work) longest = std::max(longest, r.prompt.size());
     const int64_t rows =
         cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + state.trials);
-    return std::make_unique<Engine>(*weights_[arm], *model_.backend, model_.engine_options(state, rows));
+    return model_.engine_options(state, rows);
+  }
+
+  std::unique_ptr<Engine> make_engine(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
+    return std::make_unique<Engine>(*weights_[arm], *model_.backend, engine_options(cell, work, arm));
   }
 
   // One timed run. False when a signal ended it.
@@ -213,6 +223,7 @@ class DraftAb {
     const GraphCounters g = arm.engine->graph_counters();
     arm.graphs.captures += g.captures, arm.graphs.replays += g.replays;
     arm.graphs.eager += g.eager, arm.graphs.failed += g.failed;
+    arm.graphs.bytes = std::max(arm.graphs.bytes, g.bytes);
     return true;
   }
 
@@ -272,8 +283,7 @@ class DraftAb {
     evidence = {{"drafted_tokens", d.drafted}, {"kept_drafts", d.kept}, {"rounds_by_draft_depth", d.depths}};
     for (const std::vector<double>& ns : d.round_ns)
       evidence["median_round_ns_by_draft_depth"].push_back(ns.empty() ? Json() : Json(median(ns)));
-    const GraphCounters& g = d.graphs;
-    evidence["graphs"] = {{"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
+    evidence["graphs"] = graphs_json(d.graphs);
     for (size_t a = 0; a < arms.size(); ++a)
       receipt.add_series(fmt::format("{}/{}_ns_per_token", name, kArms[a]), "ns", "warm", arms[a].ns_per_token);
     const PairedRatio ratio = paired_ratio(arms[0].ns_per_token, d.ns_per_token);

@@ -11,6 +11,7 @@
 #include "libcore/cli/routing_options.h"
 #include "libcore/engine/scheduler.h"
 #include "libcore/format/safetensors_writer.h"
+#include "libcore/receipt/writable.h"
 #include "libcore/text/stream_decoder.h"
 
 using namespace fnx;
@@ -31,6 +32,7 @@ struct Options {
     model.ranks = true;
     model.add(app, true);
     model.add_pages(app);
+    model.add_graphs(app);
     prompts.add(app);
     routing.add(app);
     app.add_option("--max-tokens", max_tokens, "Most tokens to generate a prompt")
@@ -152,8 +154,9 @@ void generate(const Options& o, ToolRun& run) {
   std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
   if (o.reuse && (o.mtp_logits || o.logits_rows == "all"))
     throw Error(ErrorKind::Usage, "--reuse leaves rows out: it goes with neither --mtp-logits nor --logits-rows all");
+  if (!o.logits_file.empty()) require_writable(o.logits_file);
   if (o.reuse) plan_reuse(requests, kLeastReuse);
-  if (o.mtp_logits && model.config.mtp_layers == 0)
+  if (o.mtp_logits && !has_draft_head(*model.source, model.config))
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("stop_ids", stops, o.ignore_eos ? "flag" : "config");
   const DType kv_dtype =
@@ -162,26 +165,27 @@ void generate(const Options& o, ToolRun& run) {
                         o.kv_dtype == "auto" ? "default" : "flag");
 
   RoutingRecord routing(o.routing, *model.source, model.config, model.digest, model.shard());
+  if (routing.reads_choices() && model.graphs) {
+    model.graphs = false;
+    receipt.set_effective("graph", "off", "every layer's choice is read by the host, as asked for");
+  }
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
   StateOptions state = state_for(requests, parallel, model.config.max_position_embeddings);
-  DraftOptions draft = model.drafts(o.model,
-                                    o.mtp_logits                    ? "--mtp-logits shows the head in plain rounds"
-                                    : !o.routing.trace_file.empty() ? "--trace-experts records plain rounds"
-                                                                    : "",
-                                    run);
+  const DraftOptions draft = model.drafts(o.model,
+                                          o.mtp_logits ? "--mtp-logits shows the head in plain rounds"
+                                          : !o.routing.trace_file.empty() ? "--trace-experts records plain rounds"
+                                                                          : "",
+                                          run);
   state.draft_head = o.mtp_logits || draft.most > 0, state.trials = draft.most;
   int64_t longest = 1;
   for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
   EngineOptions eo =
       model.engine_options(state, parallel * std::max(std::min(o.chunk_rows, longest), 1 + state.trials));
-  eo.state.kv_dtype = kv_dtype, eo.inject_capture_failures = o.model.inject_capture_failure;
+  eo.state.kv_dtype = kv_dtype;
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);
-  if (!weights.has_draft_head) draft = {}, eo.state.draft_head = false, eo.state.trials = 0;
   routing.warm(weights);
   Engine engine(weights, *model.backend, eo);
-  if (o.mtp_logits && !engine.has_draft_head())
-    throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");
   receipt.set_effective("parallel", parallel, parallel == o.parallel ? "flag" : "prompts");
   receipt.set_effective("state_bytes", engine.state().device_bytes(), "computed");
 
@@ -257,12 +261,7 @@ void generate(const Options& o, ToolRun& run) {
   routing.finish(run);
   report_pools(weights, run);
   report_pages(engine.state(), run);
-  if (eo.graphs) {
-    const GraphCounters& g = engine.graph_counters();
-    receipt.evidence["graph_captures"] = g.captures, receipt.evidence["graph_replays"] = g.replays;
-    receipt.evidence["graph_eager"] = g.eager, receipt.evidence["graph_failed"] = g.failed;
-    receipt.evidence["graph_bytes"] = g.bytes;
-  }
+  if (eo.graphs) receipt.evidence["graphs"] = graphs_json(engine.graph_counters());
   if (model.backend->device_bytes() > 0) receipt.evidence["device_bytes"] = model.backend->device_bytes();
   if (!stats.prompt_ns.empty()) receipt.add_series("prompt_forward_ns", "ns", "warm", stats.prompt_ns);
   if (!stats.decode_ns.empty()) receipt.add_series("decode_forward_ns", "ns", "warm", stats.decode_ns);

@@ -32,6 +32,7 @@ struct Options {
   void add(CLI::App& app) {
     model.ranks = true;
     model.add(app);
+    model.add_graphs(app, true);
     app.add_option("--sequences", sequences, "Sequences that run together, one cell each")
         ->type_name("LIST")
         ->capture_default_str();
@@ -113,14 +114,10 @@ class GraphAb {
   }
 
   void measure() {
-    EngineOptions largest;  // of the engines of both arms together
-    for (const Cell& cell : cells_) {
-      const EngineOptions eo = engine_options(workload(cell), false);
-      largest.max_rows = std::max(largest.max_rows, 2 * eo.max_rows);
-      if (2 * eo.state.tokens <= largest.state.tokens) continue;
-      largest.state = eo.state;
-      largest.state.tokens *= 2, largest.state.slots *= 2;
-    }
+    std::vector<EngineOptions> engines;
+    for (const Cell& cell : cells_) engines.push_back(engine_options(workload(cell), false));
+    EngineOptions largest = largest_of(engines);
+    largest.max_rows *= 2, largest.state.tokens *= 2, largest.state.slots *= 2;  // both arms together
     if (model_.plan(o_.model, largest, run_)) return;
     weights_.emplace(model_.load(o_.model, false, run_));
     run_.print(fmt::format("{:<14}{:>12}{:>12}{:>9}{:>18}{:>10}{:>10}{:>10}{:>12}{:>10}\n", "cell", "off ms", "on ms",
@@ -129,6 +126,7 @@ class GraphAb {
       if (!run_cell(cell)) return;
       run_.progress("cells", ++done_, cells_.size());
     }
+    report_pools(*weights_, run_);
     judge_gates(limits_, figures_, run_.receipt());
   }
 
@@ -200,14 +198,8 @@ class GraphAb {
     Receipt& receipt = run_.receipt();
     const std::string name = cell.name();
     const GraphCounters graphs = arms[1].engine->graph_counters();
-    for (size_t a = 0; a < arms.size(); ++a) {
-      const GraphCounters c = arms[a].engine->graph_counters();
-      receipt.evidence[name][kArms[a]] = {{"captures", c.captures},
-                                          {"replays", c.replays},
-                                          {"eager", c.eager},
-                                          {"failed", c.failed},
-                                          {"graph_bytes", c.bytes}};
-    }
+    for (size_t a = 0; a < arms.size(); ++a)
+      receipt.evidence[name][kArms[a]] = graphs_json(arms[a].engine->graph_counters());
     if (different > 0) {
       run_.print(fmt::format("{:<14}the arms differ in {} rounds; no times\n", name, different));
       for (const char* figure : {"/ratio", "/floor_fraction"})

@@ -205,8 +205,7 @@ int main(int argc, char** argv) {
         app.add_flag("--list", options.list, "Print the records and stop");
         app.add_option("--gates", options.gates, "1 resources, 2 values, 3 bits, 4 refusals")->type_name("LIST");
         app.add_option("--time-cap", options.time_cap, "Seconds after which the run counts as not completed; 0: none")
-            ->check(CLI::NonNegativeNumber)
-            ->type_name("S");
+            ->check(CLI::NonNegativeNumber);
         app.add_flag("--small", options.small, "Small shapes only, as under a memory or race checker");
         app.add_flag("--qualify", options.qualify,
                      "When all passes, record that this architecture may run these kernels");

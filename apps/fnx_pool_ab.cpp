@@ -44,6 +44,7 @@ struct Options {
 
   void add(CLI::App& app) {
     model.add(app);
+    model.add_graphs(app);
     add_count(app, "--prompt-tokens", prompt, "Tokens of the prompt");
     add_count(app, "--chunk-rows", chunk_rows, "Prompt rows of one forward");
     add_count(app, "--rounds", rounds, "Decode rounds of a run");
@@ -102,6 +103,8 @@ class PoolAb {
                   "every expert fits the device, there is nothing to compare; give "
                   "--expert-lines or a smaller --vram-limit");
     const Weights weights = model_.load(o_.model, false, run_);
+    if (o_.planners())
+      run_.receipt().set_effective("planner", Json::array({names_[0], names_[1]}), "this tool runs both");
     Engine engine(weights, *model_.backend, eo);
     ExpertPools& pools = *weights.pools;
     const auto stop = [&] { return run_.stopping(); };
@@ -115,9 +118,7 @@ class PoolAb {
     for (size_t a = 0; a < 2 && !stop(); ++a) hash_logits(a, engine, pools, work);
     if (stop()) return;
     if (report()) bound(pools);
-    run_.receipt().evidence["graph"] = {{"replays", engine.graph_counters().replays},
-                                        {"eager", engine.graph_counters().eager},
-                                        {"failed", engine.graph_counters().failed}};
+    if (eo.graphs) run_.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
     report_pools(weights, run_);
     judge_gates(limits_, figures_, run_.receipt());
   }
@@ -254,7 +255,12 @@ int main(int argc, char** argv) {
   return run_tool(
       argc, argv, info, [&](CLI::App& app) { options.add(app); },
       [&](ToolRun& run) {
-        if (options.planners()) options.model.planner = planner_name(options.arm_planners()[1]);  // can run both
+        if (options.planners()) {
+          if (options.model.planner != "auto")
+            throw Error(ErrorKind::Usage, fmt::format("--planner {}: --compare {} runs two planners; leave it out",
+                                                      options.model.planner, options.compare));
+          options.model.planner = planner_name(options.arm_planners()[1]);  // can run both
+        }
         PoolAb(options, run).measure();
       });
 }

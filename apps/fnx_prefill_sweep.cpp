@@ -117,12 +117,9 @@ class Sweep {
   }
 
   void measure() {
-    EngineOptions largest;
-    for (const Cell& cell : cells_) {
-      const EngineOptions eo = engine_options(workload(cell));
-      largest.max_rows = std::max(largest.max_rows, eo.max_rows);
-      if (eo.state.tokens > largest.state.tokens) largest.state = eo.state;
-    }
+    std::vector<EngineOptions> engines;
+    for (const Cell& cell : cells_) engines.push_back(engine_options(workload(cell)));
+    EngineOptions largest = largest_of(engines);
     if (model_.plan(o_.model, largest, run_)) return;
     routing_.emplace(o_.routing, *model_.source, model_.config, model_.digest);
     weights_.emplace(model_.load(o_.model, false, run_));

@@ -29,6 +29,7 @@ struct Options {
 
   void add(CLI::App& app) {
     model.add(app, true);
+    model.add_graphs(app);
     add_count(app, "--history", history, "Tokens of each history");
     add_count(app, "--suffix", suffix, "Tokens behind it in a branch, behind its first half in a rewind");
     add_count(app, "--max-tokens", max_tokens, "Tokens of every answer");
@@ -53,20 +54,23 @@ class ReuseCheck {
   }
 
   void check() {
-    weights_.emplace(model_.load(o_.model, draft_.most > 0, run_));
-    if (!weights_->mtp) draft_ = {};
     // By phases, so that both histories are in the same one at a time.
     std::vector<Request> requests;
     for (size_t phase = 0; phase < kPhases.size(); ++phase)
       for (int64_t h = 0; h < kHistories; ++h) requests.push_back(request(phase, h));
     std::vector<Request> alone = requests;
     for (Request& r : alone) r.save_at.clear(), r.reuse_tokens = 0;
-    Engine engine(*weights_, *model_.backend, engine_options(requests));
+    EngineOptions eo = engine_options(requests);
+    if (model_.plan(o_.model, eo, run_)) return;
+    weights_.emplace(model_.load(o_.model, draft_.most > 0, run_));
+    Engine engine(*weights_, *model_.backend, eo);
     const RunOf without = run(engine, alone, true);
     const RunOf with = run(engine, requests, false);
     if (run_.stopping()) return;
     compare(without, with);
     times(with);
+    report_pools(*weights_, run_);
+    if (eo.graphs) run_.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
     judge_gates(limits_, figures_, run_.receipt());
   }
 

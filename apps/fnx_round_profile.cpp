@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
@@ -25,11 +26,12 @@ struct Options {
 // Rounds of a token, or more, a sequence after a prompt; the ids are made up, only their number matters.
 class Rounds {
  public:
-  Rounds(Engine& engine, const Options& o) : engine_(engine), o_(o) {
+  // A signal cuts the prompts short.
+  Rounds(Engine& engine, const Options& o, const ToolRun& run) : engine_(engine), o_(o) {
     for (int64_t i = 0; i < o.rows; ++i) slots_.push_back(engine.state().open());
     const std::vector<int32_t> prompt = made_up_prompt(o.context, engine.config().vocab_size);
     for (const int32_t slot : slots_)
-      for (int64_t at = 0; at < o.context; at += o.chunk_rows) {
+      for (int64_t at = 0; at < o.context && !run.stopping(); at += o.chunk_rows) {
         const LaneInput lane{slot, std::span(prompt).subspan(at, std::min(o.chunk_rows, o.context - at))};
         engine_.round({&lane, 1}, {}, 1);
       }
@@ -60,16 +62,18 @@ class Rounds {
 constexpr int kWarmRounds = 3;
 
 // A device that idled takes as long to reach its clocks.
-void warm_up(Engine& engine, const Options& o) {
-  for (const double until = now_ns() + 5e8; now_ns() < until;) {
-    Rounds rounds(engine, o);
+void warm_up(Engine& engine, const Options& o, const ToolRun& run) {
+  for (const double until = now_ns() + 5e8; now_ns() < until && !run.stopping();) {
+    Rounds rounds(engine, o, run);
     for (int i = 0; i < kWarmRounds; ++i) rounds.run();
   }
 }
 
-double median_ns(Rounds& rounds, int count) {
+// NaN when a signal ended it.
+double median_ns(Rounds& rounds, int count, const ToolRun& run) {
   std::vector<double> samples;
   for (int i = 0; i < count + kWarmRounds; ++i) {
+    if (run.stopping()) return std::nan("");
     const double began = now_ns();
     rounds.run();
     if (i >= kWarmRounds) samples.push_back(now_ns() - began);
@@ -84,17 +88,18 @@ void profile(const Options& o, ToolRun& run) {
                                           std::max(o.rows * o.lane_rows, std::min(o.chunk_rows, o.context)));
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, false, run);
+  run.receipt().set_effective("arms", Json::array({"replayed", "eager"}), "this tool runs both");
   const std::unique_ptr<RecordingBackend> backend = make_recording_backend(*model.backend);
   double eager = 0, replayed = 0;
   for (const bool graphs : {true, false}) {
     eo.graphs = graphs;
     Engine engine(weights, *backend, eo);
-    warm_up(engine, o);
-    Rounds rounds(engine, o);
-    (graphs ? replayed : eager) = median_ns(rounds, o.rounds);
+    warm_up(engine, o, run);
+    Rounds rounds(engine, o, run);
+    (graphs ? replayed : eager) = median_ns(rounds, o.rounds, run);
+    if (run.stopping()) return;
     if (graphs) {
-      run.receipt().evidence["graph_replays"] = engine.graph_counters().replays;
-      run.receipt().evidence["graph_bytes"] = engine.graph_counters().bytes;
+      run.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
       continue;
     }
     backend->start();
@@ -119,6 +124,7 @@ void profile(const Options& o, ToolRun& run) {
         fmt::format("{:<26} {:>6} {:>9} {:>10} {:>10.1f}\n", "together", "", round.whole.launches, "", sum * 1e6));
     run.print(fmt::format("the round's launches back to back: {:.1f} us\n", round.whole.seconds * 1e6));
   }
+  report_pools(weights, run);
   run.receipt().add_series("eager_round_ns", "ns", "warm", {eager});
   run.receipt().add_series("graph_round_ns", "ns", "warm", {replayed});
   run.print(fmt::format("a round: {:.1f} us eager, {:.1f} us replayed\n", eager / 1e3, replayed / 1e3));
@@ -136,6 +142,7 @@ int main(int argc, char** argv) {
       argc, argv, info,
       [&](CLI::App& app) {
         o.model.add(app);
+        o.model.add_graphs(app, true);
         app.add_option("--rows", o.rows, "Sequences of the round")->check(CLI::Range(1, 1024))->capture_default_str();
         app.add_option("--lane-rows", o.lane_rows, "Tokens of each sequence in the round: 1 decodes, more is a prompt")
             ->check(CLI::Range(1, 1 << 16))

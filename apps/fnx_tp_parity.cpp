@@ -1,10 +1,12 @@
 // fnx-tp-parity: ranks that share the experts against one rank that has them all: equal bits first, then time.
 #include <fmt/format.h>
 
+#include <array>
 #include <map>
 #include <optional>
 
 #include "kernels/error.h"
+#include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
 #include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
@@ -23,11 +25,13 @@ struct Options {
   int64_t context = 96, chunk_rows = 64, rounds = 16;
   bool slots = false;
   int pairs = 0;
+  std::vector<std::string> gates;
 
   void add(CLI::App& app) {
     model.ranks = true;
     model.tp = 2;
     model.add(app);
+    model.add_graphs(app);
     app.add_option("--sequences", sequences, "Sequences that run together, one cell each")
         ->type_name("LIST")
         ->capture_default_str();
@@ -41,9 +45,13 @@ struct Options {
     app.add_option("--plant", plant, "Plant a fault in what the ranks exchange; the comparison must find it")
         ->check(CLI::IsMember({"none", "add", "order", "shard-plan"}))
         ->capture_default_str();
-    app.add_option("--pairs", pairs, "Pairs of timed runs, one rank and all, in the order A B B A; 0: no times")
+    app.add_option("--pairs", pairs,
+                   "Timed runs of each: one rank alone, all of them, and every rank by itself at the "
+                   "same time, in the order A B C C B A; 0: no times")
         ->check(CLI::Range(0, 10000))
         ->capture_default_str();
+    app.add_option("--gate", gates, "Limit, like c1/round/ratio>=1 or independent_ratio>=0.5")
+        ->type_name("NAME>=VALUE");
   }
 };
 
@@ -60,6 +68,15 @@ struct Arm {
   Plant plant = Plant::None;
   int64_t lines = 0;  // of offloaded experts; 0: all are on the device
   std::optional<Weights> weights;
+};
+
+// What is timed: an engine of rank 0 alone, of all ranks together, or of each by itself at the same time.
+struct Side {
+  std::string name;
+  Engine* engine = nullptr;
+  bool alone = false, together = false;
+  std::vector<double> prompt_ns{}, round_ns{};
+  int runs = 0;  // that this rank took part in
 };
 
 class TpParity {
@@ -80,6 +97,7 @@ class TpParity {
 
   void compare() {
     if (!make_arms()) return;
+    limits_ = parse_gates(o_.gates, figure_names());
     run_.receipt().result["cells"] = Json::array();
     for (Arm& arm : arms_) {
       load(arm);
@@ -95,6 +113,10 @@ class TpParity {
     for (const Cell& cell : cells_)
       for (size_t a = 0; a < arms_.size(); a += 2)
         if (o_.pairs > 0 && !cell.seeded && different_ == 0 && !measure(cell, arms_[a], arms_[a + 1])) return;
+    if (!run_.writes()) return;
+    if (different_ > 0)
+      for (const std::string& name : figure_names()) figures_.push_back({name, "ratio", 0, "the sides' bits differ"});
+    judge_gates(limits_, figures_, run_.receipt());
   }
 
  private:
@@ -130,6 +152,16 @@ class TpParity {
     return true;
   }
 
+  std::vector<std::string> figure_names() const {
+    std::vector<std::string> names;
+    for (const Cell& cell : cells_)
+      for (size_t a = 1; a < arms_.size() && !cell.seeded && o_.pairs > 0; a += 2)
+        for (const char* figure :
+             {"/round/ratio", "/round/independent_ratio", "/prompts/ratio", "/prompts/independent_ratio"})
+          names.push_back(timed_name(cell, arms_[a]) + figure);
+    return names;
+  }
+
   void load(Arm& arm) {
     LoadOptions load = model_.load_options(o_.model);
     load.pools.lines = arm.lines;
@@ -152,8 +184,7 @@ class TpParity {
   EngineOptions engine_options(const Cell& cell, const Arm& arm, bool graphs) const {
     const Workload work = workload(cell);
     EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
-    eo.graphs = graphs, eo.inject_capture_failures = o_.model.inject_capture_failure;
-    eo.ranks = arm.ranks, eo.plant = arm.plant;
+    eo.graphs = graphs, eo.ranks = arm.ranks, eo.plant = arm.plant;
     return eo;
   }
 
@@ -176,8 +207,7 @@ class TpParity {
 
   void report_graphs(const Cell& cell, const Arm& arm, const Engine& engine) {
     const GraphCounters& g = engine.graph_counters();
-    run_.receipt().evidence[cell.name()][arm.name] = {
-        {"captures", g.captures}, {"replays", g.replays}, {"eager", g.eager}, {"failed", g.failed}};
+    run_.receipt().evidence[cell.name()][arm.name] = graphs_json(g);
     if (arm.lines > 0 && model_.planner == Planner::Host)
       run_.receipt().add_not_run(fmt::format("{}/{} replayed", cell.name(), arm.name),
                                  "--planner host waits for every layer's choice");
@@ -271,40 +301,70 @@ class TpParity {
     const Workload work = workload(cell);
     const Arm* arms[2] = {&one, &all};
     std::unique_ptr<Engine> engines[2];
-    std::vector<double> prompt_ns[2], round_ns[2];
-    const auto sample = [&](int a, bool keep) {
-      model_.communicator()->agree(true);  // both start together
-      const WorkloadRun run = run_workload(*engines[a], work, [&] { return run_.stop_together(); });
-      if (keep) prompt_ns[a].push_back(run.prompts_ns), round_ns[a].push_back(median(run.round_ns));
-      return !run.stopped;
-    };
-    for (int a = 0; a < 2; ++a) {
+    for (int a = 0; a < 2; ++a)
       engines[a] =
           std::make_unique<Engine>(*arms[a]->weights, *model_.backend, engine_options(cell, *arms[a], model_.graphs));
-      if (!sample(a, false)) return false;
-    }
+    std::array<Side, 3> sides;  // A B C C B A: each neighbours' pairs are balanced
+    sides[0] = {one.name, engines[0].get(), true, false};
+    sides[1] = {all.name, engines[1].get(), false, true};
+    sides[2] = {one.name + "-independent", engines[0].get(), false, false};
+    for (Side& side : sides)
+      if (!sample(side, work, false)) return false;
     for (int pair = 0; pair < o_.pairs; ++pair)
-      for (int turn = 0; turn < 2; ++turn)
-        if (!sample((pair + turn) % 2, true)) return false;
-    const std::string name = cell.name() + (all.lines > 0 ? "/offloaded" : "");
-    report_times(name + "/round", one.name, all.name, round_ns);
-    report_times(name + "/prompts", one.name, all.name, prompt_ns);
+      for (size_t turn = 0; turn < sides.size(); ++turn)
+        if (!sample(sides[pair % 2 == 0 ? turn : sides.size() - 1 - turn], work, true)) return false;
+    const std::string name = timed_name(cell, all);
+    for (const Side& side : sides) run_.receipt().evidence["timed_runs"][name][side.name] = side.runs;
+    if (!run_.writes()) return true;  // the others were not timed alone
+    report_times(name + "/round", sides, &Side::round_ns);
+    report_times(name + "/prompts", sides, &Side::prompt_ns);
     return true;
   }
 
-  void report_times(const std::string& name, const std::string& one, const std::string& all,
-                    const std::vector<double> (&ns)[2]) {
+  bool sample(Side& side, const Workload& work, bool keep) {
+    Communicator& ranks = *model_.communicator();
+    ranks.agree(true);  // all start together
+    WorkloadRun run;
+    if (!side.alone || ranks.rank() == 0) {
+      run = run_workload(*side.engine, work, [&] { return side.together ? run_.stop_together() : run_.stopping(); });
+      ++side.runs;
+    }
+    if (!ranks.agree(!run.stopped)) return false;
+    double prompts = run.prompts_ns, round = run.round_ns.empty() ? 0 : median(run.round_ns);
+    if (!side.alone && !side.together) prompts = between_ns(prompts), round = between_ns(round);
+    if (keep) side.prompt_ns.push_back(prompts), side.round_ns.push_back(round);
+    return true;
+  }
+
+  // Between two ends of equal work, when every rank does it by itself and takes `mine`.
+  double between_ns(double mine) {
+    double rate = 0;
+    for (const std::string& s : model_.communicator()->channel().exchange(fmt::format("{}", mine)))
+      rate += 1 / std::stod(s);
+    return 1 / rate;
+  }
+
+  std::string timed_name(const Cell& cell, const Arm& all) const {
+    return cell.name() + (all.lines > 0 ? "/offloaded" : "");
+  }
+
+  void report_times(const std::string& name, const std::array<Side, 3>& sides, std::vector<double> Side::*ns) {
     Receipt& receipt = run_.receipt();
-    receipt.add_series(name + "/" + one + "_ns", "ns", "warm", ns[0]);
-    receipt.add_series(name + "/" + all + "_ns", "ns", "warm", ns[1]);
-    const PairedRatio ratio = paired_ratio(ns[0], ns[1]);
-    receipt.add_series(name + "/ratio", "ratio", "warm", ratio.ratios);
-    // Every rank ran alone at the same time: independent processes give `world` times one's throughput.
-    run_.print(
-        fmt::format("{:<28}{} {:.3f} ms, {} {:.3f} ms: {:.3f} times one rank ({}), {:.3f} of {} "
-                    "independent ones\n",
-                    name, one, median(ns[0]) / 1e6, all, median(ns[1]) / 1e6, ratio.median, interval_text(ratio),
-                    ratio.median / o_.model.tp, o_.model.tp));
+    const auto &alone = sides[0].*ns, &all = sides[1].*ns, &independent = sides[2].*ns;
+    for (const Side& side : sides) receipt.add_series(fmt::format("{}/{}_ns", name, side.name), "ns", "warm", side.*ns);
+    const auto compare = [&](const char* figure, const std::vector<double>& others) {
+      const PairedRatio ratio = paired_ratio(others, all);
+      receipt.add_series(name + figure, "ratio", "warm", ratio.ratios);
+      if (few_pairs(o_.pairs).empty())
+        receipt.evidence["intervals"][name + figure] = {ratio.interval.low, ratio.interval.high};
+      figures_.push_back({name + figure, "ratio", ratio.median, few_pairs(o_.pairs)});
+      return fmt::format("{:.3f} ({})", ratio.median, interval_text(ratio));
+    };
+    const std::string ratio = compare("/ratio", alone), against = compare("/independent_ratio", independent);
+    run_.print(fmt::format("{:<28}one rank alone {:.3f} ms, {} ranks {:.3f} ms: ratio {}\n", name, median(alone) / 1e6,
+                           o_.model.tp, median(all) / 1e6, ratio));
+    run_.print(fmt::format("{:<28}{} independent processes, together one every {:.3f} ms: ratio {}\n", "", o_.model.tp,
+                           median(independent) / 1e6, against));
   }
 
   const Options& o_;
@@ -315,6 +375,8 @@ class TpParity {
   std::map<std::string, std::vector<std::vector<Recorded>>> records_;  // by cell: of each arm its runs
   int64_t different_ = 0;
   uint64_t runs_ = 0;
+  std::vector<GateLimit> limits_;
+  std::vector<Figure> figures_;
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 # Checks the source's rules: format, includes, file length, allocations, local paths, shell syntax. Usage: scripts/check.sh
 # Prints each violation as file:line: what; exit code 1 when there is one.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
   list() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r f; do [ -f "$f" ] && echo "$f"; done; }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by scripts: installs what scripts/packages.txt lists and this machine lacks. Usage: fnx_install KIND...
 fnx_install() {
   local here missing=() kind package

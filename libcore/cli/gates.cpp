@@ -38,7 +38,8 @@ std::vector<GateLimit> parse_gates(const std::vector<std::string>& texts, const 
     gates.push_back(parse_gate(text));
     if (std::none_of(figures.begin(), figures.end(), [&](const auto& f) { return names(gates.back().name, f); }))
       throw Error(ErrorKind::Usage,
-                  fmt::format("--gate {}: this run has no such figure; it has {}", text, fmt::join(figures, ", ")));
+                  fmt::format("--gate {}: this run has no such figure; it has {}", text,
+                              figures.empty() ? "none" : fmt::format("{}", fmt::join(figures, ", "))));
   }
   return gates;
 }

@@ -16,6 +16,10 @@
 
 namespace fnx {
 
+namespace {
+constexpr int kMostRanks = 64;  // a process each is started before the model is known
+}
+
 void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
       ->required()
@@ -45,13 +49,7 @@ void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_flag("--check-lines", check_lines, "Check before each use that a line holds its expert; slow, for debugging");
   app.add_flag("--memory-plan", memory_plan, "Print the device memory that the run needs, and stop");
   app.add_option("--tp", tp, "Ranks that share the experts, one a GPU: started here, or by torchrun, mpirun or srun")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--graph", graph, "Replay recorded launches of decode rounds; auto: on a GPU")
-      ->check(CLI::IsMember({"auto", "off", "on"}))
-      ->capture_default_str();
-  app.add_option("--inject-capture-failure", inject_capture_failure, "Let the first N recordings fail, for tests")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(1, kMostRanks))
       ->capture_default_str();
   if (drafts) {
     draft = "auto";
@@ -74,11 +72,24 @@ void ModelOptions::add_pages(CLI::App& app) {
       ->capture_default_str();
 }
 
+void ModelOptions::add_graphs(CLI::App& app, bool both) {
+  graph = "auto";
+  offers_graph = !both;
+  if (offers_graph)
+    app.add_option("--graph", graph, "Replay recorded launches of decode rounds; auto: on a GPU")
+        ->check(CLI::IsMember({"auto", "off", "on"}))
+        ->capture_default_str();
+  app.add_option("--inject-capture-failure", inject_capture_failure, "Let the first N recordings fail, for tests")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
 namespace {
-// What the common flags may ask for and this build does not have.
-void refuse_unsupported(const ModelOptions& o) {
-  const auto refuse = [](const std::string& why) { throw Error(ErrorKind::Unsupported, why); };
-  if (o.tp != 1 && !o.ranks) refuse(fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
+// What the common flags may ask for and no run of this tool can do.
+void refuse_impossible(const ModelOptions& o) {
+  if (!o.vram_limit.empty()) parse_size(o.vram_limit);  // the cpu backend would not look at it
+  if (o.tp != 1 && !o.ranks)
+    throw Error(ErrorKind::Unsupported, fmt::format("--tp {}: this tool runs one rank; use --tp 1", o.tp));
 }
 
 // Why the cuda backend cannot run the model here; empty when it can.
@@ -106,12 +117,25 @@ std::unique_ptr<Backend> choose_backend(const ModelOptions& o, int device, Recei
   receipt.set_effective("backend", cuda ? "cuda" : "cpu",
                         o.backend != "auto" ? "flag" : "default: " + (cuda ? "a qualified GPU" : problem));
   if (!cuda) {
-    if (o.graph == "on")
-      throw Error(ErrorKind::Unsupported, "--graph on: the cpu backend records no launches; use --graph off");
+    if (!o.vram_limit.empty() && !o.memory_plan)
+      receipt.add_not_run("--vram-limit", "the cpu backend has no device memory");
     return make_cpu_backend({o.threads, 0});
   }
   receipt.set_effective("device", device, device != o.device ? "rank" : o.device == 0 ? "default" : "flag");
   return make_cuda_backend({device, o.vram_limit.empty() ? 0 : o.models * parse_size(o.vram_limit)});
+}
+
+// Whether decode rounds are recorded.
+bool choose_graphs(const ModelOptions& o, bool cuda, Receipt& receipt) {
+  if (o.graph == "on" && !cuda)
+    throw Error(ErrorKind::Unsupported, "--graph on: the cpu backend records no launches; use --graph off");
+  const bool graphs = o.graph == "on" || (o.graph == "auto" && cuda);
+  if (o.offers_graph) receipt.set_effective("graph", graphs ? "on" : "off", o.graph == "auto" ? "default" : "flag");
+  if (o.inject_capture_failure > 0 && !graphs)
+    throw Error(ErrorKind::Unsupported,
+                fmt::format("--inject-capture-failure {}: nothing is recorded, {}; leave it out",
+                            o.inject_capture_failure, cuda ? "--graph off" : "the cpu backend has no launches"));
+  return graphs;
 }
 
 // Ranks of one model on one kind of backend, or none.
@@ -183,7 +207,7 @@ Json shard_json(const Weights& w) {
 
 OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   OpenedModel m;
-  refuse_unsupported(options);
+  refuse_impossible(options);
   m.ranks = run.start_ranks(options.tp);
   open_source(options.model, m, run.receipt());
   m.digest = run.receipt().subjects.back()["fingerprint"]["digest"];
@@ -192,9 +216,9 @@ OpenedModel OpenedModel::open(const ModelOptions& options, ToolRun& run) {
   const bool cuda = m.backend->name() == "cuda";
   m.planner = cuda ? Planner::Ahead : Planner::Host;
   for (const Planner p : kPlanners)
-    if (planner_name(p) == options.planner) m.planner = p;
-  m.graphs = options.graph == "on" || (options.graph == "auto" && cuda);
-  run.receipt().set_effective("graph", m.graphs ? "on" : "off", options.graph == "auto" ? "default" : "flag");
+    if (planner_name(p) == options.planner) m.planner = p, m.planner_asked = true;
+  m.graphs = choose_graphs(options, cuda, run.receipt());
+  m.inject_capture_failures = options.inject_capture_failure;
   if (m.ranks != nullptr) connect_ranks(m, run.receipt());
   return m;
 }
@@ -206,7 +230,7 @@ Shard OpenedModel::shard() const {
 }
 
 DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const {
-  const std::string problem = config.mtp_layers == 0 ? "this checkpoint has no draft head" : why_not;
+  const std::string problem = fnx::has_draft_head(*source, config) ? why_not : "this checkpoint has no draft head";
   DraftOptions d;
   const bool number = options.draft != "auto" && options.draft != "off";
   if (number) d.most = std::stoi(options.draft), d.fixed = true;
@@ -227,7 +251,7 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   load.shard = shard, load.pools.lines = 0;
   uint64_t limit = options.vram_limit.empty() ? 0 : parse_size(options.vram_limit);
   const std::vector<GpuInfo> gpus = list_gpus();
-  if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes;
+  if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes / options.models;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   if (options.expert_lines != "auto") {
     load.pools.lines = parse_list(options.expert_lines).at(0);
@@ -254,7 +278,14 @@ bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolR
   if (!automatic && (expert_lines < 1 || expert_lines > most))
     throw Error(ErrorKind::Usage, fmt::format("--expert-lines {}: give auto or 1 to {}, the experts of a layer{}",
                                               options.expert_lines, most, ranks != nullptr ? " on a rank" : ""));
+  const auto note_pages = [&](const char* otherwise) {
+    if (options.kv_device_tokens == "all") return;
+    const bool some = engine.state.device_tokens > 0 && engine.state.device_tokens < engine.state.tokens;
+    run.receipt().set_effective("kv_device_tokens", some ? Json(engine.state.device_tokens) : Json("all"),
+                                share_pages ? otherwise : "flag");
+  };
   if (!counted) {
+    note_pages("default: the cpu backend has no device memory");
     run.receipt().set_effective("expert_lines", expert_lines,
                                 automatic ? "default: the cpu backend has no device memory" : "flag");
     return false;
@@ -270,10 +301,7 @@ bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolR
       plan = plan_weights(options, engine, shard());
     }
   }
-  if (options.kv_device_tokens != "all")
-    run.receipt().set_effective("kv_device_tokens",
-                                engine.state.device_tokens > 0 ? Json(engine.state.device_tokens) : Json("all"),
-                                share_pages ? "default: the memory plan" : "flag");
+  note_pages("default: the memory plan");
   expert_lines = plan.lines, memory_plan = plan;
   run.receipt().set_effective("expert_lines", expert_lines, automatic ? "default: the memory plan" : "flag");
   run.receipt().set_effective("memory_plan",
@@ -296,7 +324,8 @@ EngineOptions OpenedModel::engine_options(const StateOptions& state, int64_t max
   EngineOptions eo;
   eo.state = state, eo.state.kv_dtype = backend->kv_dtype();
   eo.max_rows = max_rows;
-  eo.graphs = graphs, eo.ranks = communicator();
+  eo.graphs = graphs, eo.inject_capture_failures = inject_capture_failures;
+  eo.ranks = communicator();
   return eo;
 }
 
@@ -311,7 +340,10 @@ LoadOptions OpenedModel::load_options(const ModelOptions& options) const {
 Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun& run) {
   LoadOptions load = load_options(options);
   load.draft_head = draft_head;
-  return this->load(load, run);
+  Weights w = this->load(load, run);
+  if (w.pools && graphs && planner == Planner::Host)
+    run.receipt().set_effective("graph", "off", "--planner host waits for every layer's choice");
+  return w;
 }
 
 Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
@@ -322,8 +354,28 @@ Weights OpenedModel::load(const LoadOptions& options, ToolRun& run) {
     if (run.stopping()) throw Error(ErrorKind::Internal, "interrupted while loading");
   });
   run.receipt().add_series("load_ns", "ns", "cold", {now_ns() - began});
+  if (w.pools)
+    run.receipt().set_effective("planner", planner_name(w.pools->options().planner),
+                                planner_asked ? "flag" : "default");
   if (w.shard.world > 1) run.receipt().set_effective("shard", shard_json(w), "computed");
   return w;
+}
+
+EngineOptions largest_of(const std::vector<EngineOptions>& engines) {
+  EngineOptions out = engines.at(0);
+  for (const EngineOptions& eo : engines) {
+    out.max_rows = std::max(out.max_rows, eo.max_rows);
+    if (eo.state.tokens > out.state.tokens) out.state = eo.state;
+  }
+  return out;
+}
+
+Json graphs_json(const GraphCounters& c) {
+  return {{"captures", c.captures},
+          {"replays", c.replays},
+          {"eager", c.eager},
+          {"failed", c.failed},
+          {"graph_bytes", c.bytes}};
 }
 
 void report_pools(const Weights& weights, ToolRun& run, const std::string& part) {
@@ -335,6 +387,7 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
   e = {{"lines", weights.pools->options().lines},
        {"policy", pool_policy_name(weights.pools->options().policy)},
        {"planner", planner_name(weights.pools->options().planner)},
+       {"checked_lines", weights.pools->options().check_lines},
        {"requests", c.requests},
        {"waves", c.waves},
        {"touches", c.touches},

@@ -20,19 +20,22 @@ struct ModelOptions {
   std::string model;
   std::string backend = "auto";
   int threads = 0, device = 0, tp = 1;
-  std::string vram_limit, graph = "auto", expert_lines = "auto";
+  std::string vram_limit, graph = "off", expert_lines = "auto";
   std::string planner = "auto";
   std::string draft = "off";             // auto, off or a number
   std::string kv_device_tokens = "all";  // all, auto or a number
   int64_t inject_capture_failure = 0;
   bool accept_raw_norms = false, memory_plan = false, check_lines = false;
-  bool ranks = false;   // set by tools that can run on several
-  uint64_t models = 1;  // that the tool has loaded at once, each within the limit
+  bool ranks = false;         // set by tools that can run on several
+  bool offers_graph = false;  // set by add_graphs()
+  uint64_t models = 1;        // that the tool has loaded at once, each within the limit
 
   // `drafts`: also --draft, for a tool that drafts.
   void add(CLI::App& app, bool drafts = false);
   // Also --kv-device-tokens, for a tool that reports pages.
   void add_pages(CLI::App& app);
+  // Also --graph, for a tool that decodes; not when it runs with and without graphs anyway (`both`).
+  void add_graphs(CLI::App& app, bool both = false);
 };
 
 // A model whose config was read; weights are not loaded yet.
@@ -45,7 +48,9 @@ struct OpenedModel {
   std::unique_ptr<Backend> backend;
   int device = 0;                         // number of this rank's GPU, where the backend runs on one
   bool graphs = false;                    // of --graph, for EngineOptions
+  int64_t inject_capture_failures = 0;    // the same of --inject-capture-failure
   Planner planner = Planner::Host;        // of --planner
+  bool planner_asked = false;             // for, by name
   Ranks* ranks = nullptr;                 // of --tp, connected; the run's
   uint64_t exchange_bytes = 0;            // of device memory, measured when they connected
   int64_t expert_lines = 0;               // a layer, as plan() chose; 0: every expert on the device
@@ -56,7 +61,7 @@ struct OpenedModel {
   Shard shard() const;
   // Generation stops; throws Input when the folder's configs are broken.
   std::vector<int32_t> stop_ids() const { return folder.empty() ? synthetic_stops : load_stop_ids(folder); }
-  // Throws Input or Unsupported; records the checkpoint and the backend in the receipt.
+  // Throws Usage, Input or Unsupported; records the checkpoint and the backend in the receipt.
   static OpenedModel open(const ModelOptions& options, ToolRun& run);
   // What --draft asks of this model; `why_not` is a reason to decode plainly unless a number was given. Throws
   // Unsupported when there is no draft head, or such a reason.
@@ -72,12 +77,17 @@ struct OpenedModel {
   EngineOptions engine_options(const StateOptions& state, int64_t max_rows) const;
   // What every load of this model shares: this rank's shard, the lines that plan() chose, and what the flags say.
   LoadOptions load_options(const ModelOptions& options) const;
-  // Loads with a progress bar; the time goes into the receipt.
+  // Loads with a progress bar; the time, the shard and the planner that is used go into the receipt.
   Weights load(const ModelOptions& options, bool draft_head, ToolRun& run);
   // The same with other options, for weights beside the run's own.
   Weights load(const LoadOptions& options, ToolRun& run);
 };
 
+// The least that holds what each of several engines needs, for plan(); at least one.
+EngineOptions largest_of(const std::vector<EngineOptions>& engines);
+
+// What became of recorded rounds, as evidence.
+Json graphs_json(const GraphCounters& counters);
 // What the pools of offloaded experts did, into the receipt's evidence, or into a part of it; fails the run when their
 // counts do not add up.
 void report_pools(const Weights& weights, ToolRun& run, const std::string& part = "");

@@ -1,10 +1,13 @@
 #include "libcore/cli/options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <regex>
 
+#include "kernels/error.h"
 #include "libcore/base/path_text.h"
 
 namespace fnx {
@@ -121,6 +124,18 @@ void add_pairs(CLI::App& app, int& pairs) {
       ->capture_default_str();
 }
 
+void refuse_odd_numbers(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    for (const std::string& text : option->results()) {
+      const bool odd = type.starts_with("FLOAT")  ? !std::isfinite(std::strtod(text.c_str(), nullptr))
+                       : type.starts_with("UINT") ? text.starts_with('-')
+                                                  : false;
+      if (odd) throw Error(ErrorKind::Usage, option->get_name() + ": " + text + " is no number that it takes");
+    }
+  }
+}
+
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   for (std::string word : app.remaining()) {
     if (word.size() < 2 || word[0] != '-') continue;
@@ -131,7 +146,8 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   if (const std::vector<std::string> extra = app.remaining();
       !extra.empty() && dynamic_cast<const CLI::ExtrasError*>(&error))
     return "unexpected argument '" + extra.front() + "'; --help shows the usage";
-  std::string text = error.what();
+  std::string text = std::regex_replace(error.what(), std::regex(" not in range \\S+ to 17976931348623157\\S+"),
+                                        " is too small");  // the library writes out the largest double
   std::replace(text.begin(), text.end(), '\n', ' ');
   while (!text.empty() && text.back() == ' ') text.pop_back();
   return text + "; --help shows the usage";

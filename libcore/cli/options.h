@@ -28,6 +28,10 @@ Json invocation_block(const CLI::App& app, const std::vector<std::string>& argv,
 void add_count(CLI::App& app, const char* name, int64_t& value, const char* what);
 void add_pairs(CLI::App& app, int& pairs);
 
+// Throws Usage for numbers that the parser takes and no option means: NaN, infinities, and a minus before an option
+// that has no negative values.
+void refuse_odd_numbers(const CLI::App& app);
+
 // One line that says what is wrong with the command line, with the closest option when one is unknown.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -12,6 +13,7 @@
 #include "kernels/random.h"
 #include "libcore/format/json_text.h"
 #include "libcore/text/chat.h"
+#include "libcore/text/utf8.h"
 
 namespace fnx {
 
@@ -46,6 +48,7 @@ std::vector<int32_t> encode_chat(std::vector<ChatMessage> messages, const Prompt
 }
 
 Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o, const Tokenizer* tokenizer) {
+  require_utf8(line, "text");
   const Json j = parse_json(line, "line");
   if (!j.is_object()) throw Error(ErrorKind::Input, "not a JSON object");
   Prompt p;
@@ -86,6 +89,8 @@ Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o
 
 std::string read_text(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  if (std::filesystem::is_directory(path))
+    throw Error(ErrorKind::Input, fmt::format("cannot read {}: it is a folder", path));
   std::ifstream in(path, std::ios::binary);
   std::stringstream text;
   if (!in || !(text << in.rdbuf() || in.peek() == EOF))

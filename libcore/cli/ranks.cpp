@@ -120,17 +120,18 @@ std::string Ranks::fail(ErrorKind kind, const std::string& why) noexcept {
   channel_->end_watch();
   if (communicator_) communicator_->abort();
   try {
-    return reap_all(kEndMs);
+    return reap_all(kEndMs, static_cast<int>(kind));
   } catch (const std::exception&) {
     return "";
   }
 }
 
-std::string Ranks::reap_all(int wait_ms) {
+std::string Ranks::reap_all(int wait_ms, int expected) {
   std::string out;
   for (const RankProcess& p : processes_) {
     const std::string how = reap(p, wait_ms);
-    if (how != "exited with code 0") out += fmt::format("{}rank {} {}", out.empty() ? "" : ", ", p.rank, how);
+    if (how != "exited with code 0" && how != fmt::format("exited with code {}", expected))
+      out += fmt::format("{}rank {} {}", out.empty() ? "" : ", ", p.rank, how);
   }
   processes_.clear();
   return out;

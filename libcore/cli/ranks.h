@@ -38,7 +38,7 @@ class Ranks {
  private:
   void compare(const Json& settings, const Json& build);
   void lost();
-  std::string reap_all(int wait_ms);
+  std::string reap_all(int wait_ms, int expected = 0);
 
   RankPlace place_;
   std::vector<RankProcess> processes_;

@@ -1,6 +1,7 @@
 #include "libcore/cli/routing_options.h"
 
 #include "libcore/base/path_text.h"
+#include "libcore/receipt/writable.h"
 
 namespace fnx {
 
@@ -14,12 +15,15 @@ void RoutingOptions::add(CLI::App& app) {
 RoutingRecord::RoutingRecord(const RoutingOptions& options, const TensorSource& source, const ModelConfig& config,
                              const std::string& checkpoint, const Shard& shard)
     : options_(options) {
+  if (!options.trace_file.empty()) require_writable(options.trace_file);
   ExpertIdentity identity = ExpertIdentity::of(config, checkpoint);
   if (!options.trace_file.empty() && shard.rank == 0)
     trace_ = std::make_unique<TraceRecorder>(identity, expert_copy_bytes(source, config));
   identity.rank = shard.rank, identity.world = shard.world;
   if (!options.profile_dir.empty()) profile_ = std::make_unique<ProfileRun>(options.profile_dir, identity);
 }
+
+bool RoutingRecord::reads_choices() const { return !options_.trace_file.empty() || profile_ != nullptr; }
 
 void RoutingRecord::warm(const Weights& weights) const {
   if (!profile_ || !weights.pools || profile_->start().runs == 0) return;

@@ -25,6 +25,8 @@ class RoutingRecord {
   RoutingRecord(const RoutingOptions& options, const TensorSource& source, const ModelConfig& config,
                 const std::string& checkpoint, const Shard& shard = {});
 
+  // Whether some rank's engine is asked for its routing: then rounds are launched one by one, on all of them alike.
+  bool reads_choices() const;
   // Fills the pools of offloaded experts with those that earlier runs chose most.
   void warm(const Weights& weights) const;
   // Asks the engine for its routing when one of the options is given. The record outlives the engine's forwards.

@@ -303,6 +303,7 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
   Outcome usage;
   try {
     app.parse(argc, argv);
+    refuse_odd_numbers(app);
   } catch (const Information& information) {
     const Outcome printed = guarded([&] { write_stdout(information.text); });
     console.error(printed.error);

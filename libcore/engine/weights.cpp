@@ -274,6 +274,10 @@ class Loader {
 
 }  // namespace
 
+bool has_draft_head(const TensorSource& source, const ModelConfig& config) {
+  return config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden").has_value();
+}
+
 Weights Weights::load(const TensorSource& source, const ModelConfig& config, Backend& backend,
                       const LoadOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   Weights w;
@@ -284,7 +288,7 @@ Weights Weights::load(const TensorSource& source, const ModelConfig& config, Bac
                                                     config.experts, w.shard.world));
   Loader load(source, backend, options, w);
   const std::string root = text_root(source);
-  const bool draft = options.draft_head && config.mtp_layers > 0 && describe_linear(source, "mtp.fc_hidden");
+  const bool draft = options.draft_head && fnx::has_draft_head(source, config);
   w.has_draft_head = draft;
   const bool draft_here = draft && w.shard.rank == 0;
   const int64_t total = config.layers() + (draft_here ? 2 : 1);

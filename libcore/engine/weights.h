@@ -70,6 +70,9 @@ struct MtpHead {
   HyperConnection mixer;
 };
 
+// Whether the tensors of a draft head are there: a config may announce one that a pack left out.
+bool has_draft_head(const TensorSource& source, const ModelConfig& config);
+
 struct LoadOptions {
   bool draft_head = true;         // load mtp.* when the checkpoint has it
   ExpertPoolsOptions pools;       // lines above 0: routed experts go to pinned host memory

@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 #include "libcore/receipt/private_file.h"
 #include "libcore/receipt/receipt.h"
+#include "libcore/receipt/writable.h"
 
 namespace fnx {
 namespace {
@@ -32,12 +33,17 @@ int write_and_close(int fd, std::string_view bytes) {
   return error;
 }
 
+// A link is followed, so that the file it names is replaced and the link stays.
+fs::path target_of(const fs::path& file) {
+  std::error_code ignored;
+  return fs::is_symlink(file, ignored) ? fs::weakly_canonical(file, ignored) : file;
+}
+
 // `mode` is that of a new file, less the umask.
 void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
   static std::atomic<unsigned> counter{0};
   std::error_code ignored;
-  // A link is followed, so that the file it names is replaced and the link stays.
-  const fs::path target = fs::is_symlink(file, ignored) ? fs::weakly_canonical(file, ignored) : file;
+  const fs::path target = target_of(file);
   const fs::file_status status = fs::status(target, ignored);
   if (fs::is_directory(status)) fail(file, "cannot be written", EISDIR);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
@@ -60,6 +66,16 @@ void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
 }
 
 }  // namespace
+
+void require_writable(const fs::path& file) {
+  std::error_code ignored;
+  const fs::path target = target_of(file);
+  const fs::file_status status = fs::status(target, ignored);
+  if (fs::is_directory(status)) fail(file, "cannot be written", EISDIR);
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+  const bool in_place = fs::exists(status) && !fs::is_regular_file(status);
+  if (::access((in_place ? target : folder).c_str(), W_OK) != 0) fail(file, "cannot be written", errno);
+}
 
 void write_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0666); }
 

@@ -134,6 +134,18 @@ TEST_CASE("frame: a value that a validator refuses is a usage error with a recei
   CHECK(receipt["requested"]["max_count"] == "-3");
 }
 
+TEST_CASE("frame: refuses numbers that the parser takes and no option means, in one short line") {
+  const std::pair<const char*, const char*> odd[] = {{"--ratio", "nan"},   {"--ratio", "-nan"}, {"--ratio", "inf"},
+                                                     {"--ratio", "1e999"}, {"--seed", "-1"},    {"--max-count", "-1"}};
+  for (const auto& [option, value] : odd) {
+    CAPTURE(value);
+    const RunResult run = probe({option, value});
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find(option) != std::string::npos);
+    CHECK(run.err.size() < 100);
+  }
+}
+
 TEST_CASE("frame: replaces its own receipt of an earlier run, in both spellings of the option") {
   const TempDir folder;
   const std::string file = (folder.path() / "again.json").string();

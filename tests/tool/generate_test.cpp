@@ -234,6 +234,10 @@ TEST_CASE("generate: prompts that cannot run are refused with their numbers") {
   refused(generate({"--jsonl", "-"}, "{\"id\":1,\"prompt\":\"a\",\"tokens\":[1]}\n"), 3, {"line 1"});
   refused(generate({"--jsonl", "-"}, "{\"id\":1,\"promt\":\"a\"}\n"), 3, {"promt"});
   refused(generate({"--jsonl", "-"}, "not json\n"), 3, {"line 1"});
+  refused(generate({"--jsonl", "-"}, "{\"id\":1,\"tokens\":[1]}\n{\"prompt\":\"ab\xff\"}\n"), 3,
+          {"stdin, line 2", "not UTF-8", "offset 13"});
+  for (const char* option : {"--prompt-file", "--jsonl"})
+    refused(generate({option, folder.path().string()}), 3, {"it is a folder"});
 }
 
 TEST_CASE("generate: an answer is cut where the context ends") {
@@ -263,11 +267,20 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   refused(generate({"--prompt", "a", "--graph", "on"}, "", kTiny, no_device), 4, {"--graph off"});
   refused(generate({"--prompt", "a", "--tp", "3"}), 4, {"32 experts", "3 ranks", "--tp"});
   refused(generate({"--prompt", "a", "--draft", "3", "--mtp-logits"}), 4, {"--draft 3", "--mtp-logits"});
+  refused(generate({"--prompt", "a", "--tp", "65"}), 2, {"--tp", "64"});
   refused(generate({"--prompt", "a", "--draft", "9"}), 2, {"--draft"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});
   const RunResult run = generate({"--prompt", "a", "--receipt", "/nonexistent-folder/r.json"});
   CHECK(run.exit_code == 6);
   CHECK(run.out == "");
+}
+
+TEST_CASE("generate: a place where a file cannot be written is refused before the first token") {
+  const TempDir folder;
+  for (const char* option : {"--logits", "--trace-experts"}) {
+    refused(generate({"--prompt", "a", option, (folder / "none" / "file").string()}), 6, {"No such file"});
+    refused(generate({"--prompt", "a", option, folder.path().string()}), 6, {"Is a directory"});
+  }
 }
 
 TEST_CASE("generate: a device memory limit that is too small is refused with the largest term and its way out") {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <fstream>
 #include <future>
+#include <map>
 #include <sstream>
 #include <thread>
 
@@ -129,6 +130,60 @@ TEST_CASE("ranks: fnx-tp-parity finds ranks that offload their experts equal to 
         CHECK(pools["touches"] == pools["hits"].get<uint64_t>() + pools["misses"].get<uint64_t>());
       }
   }
+}
+
+TEST_CASE("ranks: fnx-tp-parity times one rank while the others wait, all together, and each by itself when asked") {
+  const RunResult run = parity({"--expert-lines", "3", "--pairs", "4", "--sequences", "1", "--gate",
+                                "offloaded/round/ratio>=1e9", "--gate", "independent_ratio>=1e-9"});
+  CAPTURE(run.err);
+  CHECK(run.exit_code == 1);
+  const Json receipt = read_receipt(run, "fnx-tp-parity");
+  for (const Json& rank : receipt["evidence"]["ranks"]) {
+    const int alone = rank["rank"] == 0 ? 5 : 0;  // four, and one before them
+    const Json& runs = rank["evidence"]["timed_runs"];
+    CHECK(runs["greedy/c1"] == Json{{"tp1", alone}, {"tp2", 5}, {"tp1-independent", 5}});
+    CHECK(runs["greedy/c1/offloaded"] ==
+          Json{{"tp1-offloaded", alone}, {"tp2-offloaded", 5}, {"tp1-offloaded-independent", 5}});
+  }
+  std::map<std::string, std::vector<double>> samples;
+  for (const Json& series : receipt["measurements"])
+    if (series["phase"] == "warm") samples[series["name"]] = series["samples"].get<std::vector<double>>();
+  for (const char* side : {"tp1", "tp2", "tp1-independent"})
+    CHECK(samples["greedy/c1/prompts/" + std::string(side) + "_ns"].size() == 4);
+  for (size_t i = 0; i < 4; ++i) {
+    const double all = samples["greedy/c1/round/tp2_ns"][i];
+    CHECK(samples["greedy/c1/round/ratio"][i] == doctest::Approx(samples["greedy/c1/round/tp1_ns"][i] / all));
+    CHECK(samples["greedy/c1/round/independent_ratio"][i] ==
+          doctest::Approx(samples["greedy/c1/round/tp1-independent_ns"][i] / all));
+  }
+  std::map<std::string, std::string> gates;
+  for (const Json& gate : receipt["gates"]) gates[gate["name"]] = gate["outcome"];
+  CHECK(gates["greedy/c1/offloaded/round/ratio"] == "fail");
+  CHECK(gates["greedy/c1/offloaded/prompts/independent_ratio"] == "pass");
+  CHECK_FALSE(gates.contains("greedy/c1/round/ratio"));
+}
+
+TEST_CASE(
+    "ranks: fnx-tp-parity claims no ratio when pairs are few, or bits differ, and refuses a limit without pairs") {
+  const auto outcome = [](const RunResult& run) {
+    const Json receipt = read_receipt(run, "fnx-tp-parity");
+    for (const Json& gate : receipt["gates"])
+      if (gate["name"] == "greedy/c1/round/ratio") return gate["outcome"].get<std::string>();
+    return std::string("none");
+  };
+  const std::vector<std::string> one = {"--sequences", "1", "--modes", "greedy", "--gate", "round/ratio>=1e-9"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), one.begin(), one.end());
+    return parity(more);
+  };
+  const RunResult few = with({"--pairs", "3"});
+  CHECK(few.exit_code == 0);
+  CHECK(few.out.find("too few pairs") != std::string::npos);
+  CHECK(outcome(few) == "not_run");
+  const RunResult planted = with({"--pairs", "4", "--plant", "add"});
+  CHECK(planted.exit_code == 1);
+  CHECK(outcome(planted) == "not_run");
+  CHECK(with({}).exit_code == 2);
 }
 
 TEST_CASE("ranks: a planted fault in the exchange of offloaded experts makes fnx-tp-parity exit 1") {
