@@ -61,8 +61,8 @@ constexpr int64_t qsa_score_width(int64_t max_complete) { return (max_complete +
 
 // score(b) = sum over index heads ascending of relu(iq_h . key_b), times 1 / sqrt(index_dim). A dot product: 8 lanes
 // each chain dims 4 i, .. 4 i + 3, 32 + 4 i, .. ascending, then a butterfly of 8 lanes. NaN scores rank last. Ties go
-// to the lower block. Lanes, and index keys of blocks that end before a lane's start, are read before the previous
-// launch has ended; that is qsa_write, which writes neither.
+// to the lower block. Lanes, the block table, and index keys of blocks that end before a lane's start, are read before
+// the previous launch has ended; that is qsa_write, which writes none of them.
 struct QsaSelectParams {
   QsaShape shape;
   QsaCache cache;
