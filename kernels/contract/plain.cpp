@@ -429,7 +429,7 @@ std::unique_ptr<Kernel> hc_entry() {
        {"down", "F16", "[rank, streams * hidden]", 16, "read"},
        {"up", "F16", "[streams * hidden, rank]", 16, "read"},
        {"inject", "F16", "[streams, streams * hidden]", 16, "read"},
-       {"u", "F32", "[rows, hidden]", 4, "written"},
+       {"u", "F32", "[rows, hidden]", 16, "written"},
        {"inj", "F32", "[rows, streams]", 4, "written"}},
       "none",
       "a row depends on that row of the stack and of what it lacks",

@@ -143,14 +143,15 @@ std::unique_ptr<Kernel> qsa_select_entry() {
               "qsa_select",
               {{"qsa_scores_kernel", 256, 128, 0, 4096, 0},
                {"qsa_scores_prompt_kernel", 256, 128, 0, 32 * 1024, 0},
-               {"qsa_select_kernel", 1024, 64, 24 * 1024, 0, 0},
+               {"qsa_select_kernel", 1024, 64, 27 * 1024, 0, 0},
                {"qsa_select_warp_kernel", 128, 168, 32, 0, 0},
                {"qsa_select_warps_kernel", 512, 128, 256, 0, 0}},
               "index dim 128, 1 to 8 index heads, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, any lanes "
               "and rows",
               "scores: blocks of 64 index blocks by rows (128 by 8 rows above 64), as many rows at a time as the "
-              "workspace holds, none when all blocks are selected; selection: a block of 1024 a row, or above 64 rows "
-              "1, 4 or 16 warps for up to 2048, 8192 or 32768 index blocks",
+              "workspace holds, none when all blocks are selected; selection: a block of 1024 a row, of more than "
+              "8192 index blocks by the highest of each eight, or above 64 rows 1, 4 or 16 warps for up to 2048, 8192 "
+              "or 32768 index blocks",
               {{"index", "F32", "[rows, index_heads + 1, 128]", 16, "read"},
                {"index_keys", "F32", "[pages, page_tokens / ratio, 128]", 16, "read"},
                {"lanes", "I32", "[lanes, 4]", 16, "read"},
@@ -161,9 +162,10 @@ std::unique_ptr<Kernel> qsa_select_entry() {
               "a dot product: 8 lanes chain 16 dims, then a butterfly; heads ascending",
               "none",
               "a head whose dot product is NaN counts as 0"};
-  // A part of the blocks, all of them with and without scores, and more than a warp's registers hold.
+  // A part of the blocks, all of them with and without scores, more than a warp's registers hold, and more than a
+  // block's.
   e.host_shapes = {qsa_shape(2, 1, 9, DType::BF16), qsa_shape(2, 1, 40, DType::BF16),
-                   qsa_shape(2, 1, 9, DType::BF16, 8300)};
+                   qsa_shape(2, 1, 9, DType::BF16, 8300), qsa_shape(2, 1, 9, DType::BF16, 33000)};
   e.more_device_shapes = {qsa_shape(24, 2, 512, DType::BF16), qsa_shape(24, 2, 512, DType::BF16, 12000),
                           qsa_shape(24, 2, 512, DType::BF16, 34000)};
   e.value_rows = 20;
@@ -201,8 +203,8 @@ std::unique_ptr<Kernel> qsa_select_entry() {
     for (const QsaRow& row : rows_of(p))
       q.max_complete = std::max(q.max_complete, (row.position + 1) / std::max<int64_t>(1, p.number("ratio")));
     q.score_rows = cuda::kSpreadRows + 16;  // runs of rows that share index keys, and a shorter last one
-    q.scores = static_cast<float*>(
-        d.workspace("scores", static_cast<size_t>(q.score_rows * q.max_complete + 64) * sizeof(float)));
+    q.scores = static_cast<float*>(d.workspace(
+        "scores", static_cast<size_t>(q.score_rows * cuda::qsa_score_width(q.max_complete)) * sizeof(float)));
     cuda::qsa_select(q, d.stream());
   };
 #endif

@@ -15,7 +15,7 @@ namespace {
 static_assert(sizeof(SampleRow) == sizeof(SampleParams) && offsetof(SampleRow, seed) == offsetof(SampleParams, seed) &&
               offsetof(SampleRow, position) == offsetof(SampleParams, position));
 
-constexpr int64_t kMostScores = int64_t{16} << 20;  // index scores at a time; further rows are taken in turns
+constexpr int64_t kMostScores = int64_t{18} << 20;  // index scores at a time; further rows are taken in turns
 
 BackendStream& of(Stream& stream) { return static_cast<BackendStream&>(stream); }
 float* f32(const View& v) { return reinterpret_cast<float*>(v.data); }
@@ -204,11 +204,11 @@ void CudaBackend::qsa_select(Stream& stream, const QsaWeights& w, const Batch& b
   p.index = f32(rows.index), p.selected = i32(rows.selected);
   p.max_complete = batch.most_positions / w.ratio;
   if (p.max_complete > w.blocks) {
-    p.score_rows = std::clamp<int64_t>(kMostScores / p.max_complete, 1, p.shape.rows);
+    const int64_t width = qsa_score_width(p.max_complete);
+    p.score_rows = std::clamp<int64_t>(kMostScores / width, 1, p.shape.rows);
     // Grows with rows and context, so that what the largest call reserves serves the others.
-    const bool whole = p.shape.rows * p.max_complete <= kMostScores;
-    p.scores =
-        s.area<float>(Area::QsaScores, whole ? p.shape.rows * p.max_complete : std::max(kMostScores, p.max_complete));
+    const bool whole = p.shape.rows * width <= kMostScores;
+    p.scores = s.area<float>(Area::QsaScores, whole ? p.shape.rows * width : std::max(kMostScores, width));
   }
   if (s.running()) cuda::qsa_select(p, s.handle());
 }

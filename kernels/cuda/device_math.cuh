@@ -1,13 +1,11 @@
 // Scalar functions, warp reductions and launch checks of the operation kernels.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <initializer_list>
 #include <string>
 
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/stream.h"
-#include "kernels/error.h"
 
 namespace fnx::cuda {
 
@@ -32,21 +30,14 @@ inline bool aligned16(std::initializer_list<const void*> pointers) {
 template <class... P>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared, cudaStream_t stream,
             const P&... params) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream;
-  config.attrs = &early, config.numAttrs = 1;
-  const cudaError_t e = cudaLaunchKernelEx(&config, kernel, params...);
-  if (e != cudaSuccess) throw Error(ErrorKind::Device, std::string(name) + ": " + cudaGetErrorString(e));
+  launch(name, kernel, grid, static_cast<int>(threads), shared, true, stream, params...);
 }
 
 // Every kernel calls this before it touches what a launch may have written; only weights, and what the launch before
 // the previous one wrote, may be read earlier: linears beside one another count as one. Then the next kernel may start.
 __device__ __forceinline__ void wait_previous() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous();
+  let_next_start();
 }
 
 // Blocks of `size` that cover n, as a grid axis.
@@ -89,9 +80,13 @@ template <class T>
 __device__ __forceinline__ T before_warp(const T* warps) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   T v = lane < warp ? warps[lane] : T{0};
+  if constexpr (sizeof(T) == sizeof(int)) {
+    return __reduce_add_sync(kFullWarp, v);
+  } else {
 #pragma unroll
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
-  return v;
+    for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kFullWarp, v, d);
+    return v;
+  }
 }
 
 struct LaneRow {

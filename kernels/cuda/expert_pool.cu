@@ -226,6 +226,12 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
 // Enough loads on their way to fill the link several times over.
 constexpr int kFillThreads = 256, kFillBlocks = 528, kTogether = 64;
 
+// One of the pieces that a block copies at once.
+struct Piece {
+  bool here;
+  int which, first;  // copy; word of this thread
+};
+
 // Grid: kFillBlocks. Blocks take the pieces of all copies in turn, several at once.
 __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
   constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads, kPieces = 4 / kLoads;
@@ -266,15 +272,19 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
     for (int i = blockIdx.x; i < some * pieces; i += kPieces * blocks) {
       uint4 v[kPieces][kLoads];
       bool near[kPieces];
+      const auto piece_of = [&](int j) {
+        const int at = i + j * blocks;
+        return Piece{at < some * pieces, at / pieces, at % pieces * kPieceWords + tid};
+      };
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
-        const int at = i + j * blocks, which = at / pieces;
-        near[j] = at < some * pieces && there[which] != nullptr && there[which][at % pieces] != 0;
+        const auto [here, which, first] = piece_of(j);
+        near[j] = here && there[which] != nullptr && there[which][first / kPieceWords] != 0;
       }
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
-        const int at = i + j * blocks, which = at / pieces, first = at % pieces * kPieceWords + tid;
-        if (at >= some * pieces) break;
+        const auto [here, which, first] = piece_of(j);
+        if (!here) break;
         const auto* from = reinterpret_cast<const uint4*>(near[j] ? staged[which] : home[which]);
 #pragma unroll
         for (int k = 0; k < kLoads; ++k)
@@ -282,8 +292,8 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
       }
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
-        const int at = i + j * blocks, which = at / pieces, first = at % pieces * kPieceWords + tid;
-        if (at >= some * pieces) break;
+        const auto [here, which, first] = piece_of(j);
+        if (!here) break;
 #pragma unroll
         for (int k = 0; k < kLoads; ++k)
           if (first + k * kFillThreads < words[which]) to[which][first + k * kFillThreads] = v[j][k];

@@ -1,6 +1,5 @@
 #include "kernels/cuda/gdn.h"
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/gdn_prompt.cuh"
 

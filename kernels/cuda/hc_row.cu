@@ -1,6 +1,5 @@
 #include "kernels/cuda/hc_row.h"
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {

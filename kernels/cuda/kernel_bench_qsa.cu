@@ -56,7 +56,7 @@ BenchSeries bench_qsa(BenchRun& run, const BenchOperation& op) {
     return run.rotate(copies, [&](int) { qsa_write(p, s); });
   }
   QsaSelectParams p{shape, {}, index, arena.take<int32_t>(R * blocks), complete};
-  p.scores = arena.take<float>(R * complete), p.score_rows = R;
+  p.scores = arena.take<float>(R * qsa_score_width(complete)), p.score_rows = R;
   return run.rotate(copies, [&](int copy) {
     p.cache = cache_at(0, copy);
     op.kind == BenchKind::QsaScores ? qsa_scores(p, 0, R, s) : qsa_select(p, s);

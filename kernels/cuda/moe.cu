@@ -2,7 +2,6 @@
 
 #include <climits>
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/device_math.cuh"
 
 namespace fnx::cuda {

@@ -141,7 +141,7 @@ void check_hc(const HcMixParams& p) {
               p.rows >= 0,
           "hc_mix", "2 to 8 streams, H a multiple of 16, rank a multiple of 8 (streams, H, rank, rows)",
           {p.streams, p.hidden, p.rank, p.rows});
-  require(aligned16({p.stack, p.norm_weight, p.down, p.up, p.inject, p.normed, p.low, p.work.partials}), "hc_mix",
+  require(aligned16({p.stack, p.norm_weight, p.down, p.up, p.inject, p.u, p.normed, p.low, p.work.partials}), "hc_mix",
           "16-byte alignment (streams, H, rank)", {p.streams, p.hidden, p.rank});
   require((p.lacking_inj == nullptr) == (p.lacking_y == nullptr) && aligned16({p.lacking_y}) &&
               (p.lacking_inj == nullptr || p.lacking_inj != p.inj),

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {

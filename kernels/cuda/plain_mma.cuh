@@ -150,7 +150,8 @@ __device__ __forceinline__ void mma_chain_many(const ChainPlace& place, float (&
   }
 }
 
-// v; silu(v / n); 2 sigmoid(v / n); silu(v / n) as split2 cuts it, eight neighbours' hi and then their lo numbers.
+// v; silu(v / n); 2 sigmoid(v / n); silu(v / n) as split2 cuts it, in pieces of 16 bytes that ldmatrix takes: of each
+// 32 neighbours the hi and then the lo numbers, in each the first two of every eight, then the next two, and so on.
 enum class Finish { None, SiluMean, InjectMean, SiluMeanHalves };
 
 struct PlainMatrix {
@@ -188,9 +189,10 @@ __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatr
     m.y[row * m.out + out] = v;
     return;
   }
-  __half* to = reinterpret_cast<__half*>(m.y + row * m.out + out / 8 * 8) + out % 8;
+  __half* to = reinterpret_cast<__half*>(m.y + row * m.out + out / kUnit * kUnit);
+  to += out % 8 / 2 * 8 + out % kUnit / 8 * 2 + out % 2;
   const __half hi = __float2half_rn(v);
-  to[0] = hi, to[8] = __float2half_rn(v - __half2float(hi));
+  to[0] = hi, to[kUnit] = __float2half_rn(v - __half2float(hi));
 }
 
 // Launches both; shared by plain_linear and hc_down.

@@ -1,7 +1,6 @@
 // Tiles of weights and rows in shared memory for kernels of many rows; the chains of kernels/cuda/plain_mma.cuh.
 #pragma once
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/plain_mma.cuh"
 
 namespace fnx::cuda {
@@ -16,15 +15,6 @@ struct RowHalves {
   RowHalves() = default;
 };
 
-// Step i of the four of a unit's chain: the even groups' hi and lo, then the odd groups'.
-__device__ __forceinline__ void mma_step(float (&acc)[4], const uint4 (&w)[2], const RowHalves& x, int i) {
-  const uint32_t(&b)[4] = i % 2 == 0 ? x.hi : x.lo;
-  if (i < 2)
-    mma_f16(acc, w[0].x, w[1].x, w[0].y, w[1].y, b[0], b[1]);
-  else
-    mma_f16(acc, w[0].z, w[1].z, w[0].w, w[1].w, b[2], b[3]);
-}
-
 // Sixteen rows as the first operand: lane 4 g + t has rows g and g + 8. The product is then rows by outputs, and
 // weights and rows go to the tensor cores as they come.
 struct RowPair {
@@ -38,7 +28,8 @@ struct RowPair {
   RowPair() = default;
 };
 
-// Step i of the four of a unit's chain: rows g (0, 1) and g + 8 (2, 3), outputs 2 t and 2 t + 1 of eight.
+// Step i of the four of a unit's chain, the even groups' hi and lo, then the odd groups': rows g (0, 1) and g + 8 (2,
+// 3), outputs 2 t and 2 t + 1 of eight.
 __device__ __forceinline__ void mma_step(float (&acc)[4], const RowPair& x, const uint4& w, int i) {
   const uint32_t(&a)[4] = i % 2 == 0 ? x.hi[i / 2] : x.lo[i / 2];
   mma_f16(acc, a[0], a[1], a[2], a[3], i < 2 ? w.x : w.z, i < 2 ? w.y : w.w);
@@ -62,24 +53,7 @@ __device__ __forceinline__ RowHalves staged_row(const float* tile, int row) {
   return RowHalves(x);
 }
 
-// The same where the rows lie as Finish::SiluMeanHalves leaves them.
-__device__ __forceinline__ RowHalves staged_halves(const float* tile, int row) {
-  const int t = threadIdx.x % 4;
-  float* from = const_cast<float*>(tile);
-  RowHalves x;
-  *reinterpret_cast<uint4*>(x.hi) = *reinterpret_cast<const uint4*>(row_piece(from, row, 2 * t));
-  *reinterpret_cast<uint4*>(x.lo) = *reinterpret_cast<const uint4*>(row_piece(from, row, 2 * t + 1));
-  return x;
-}
-
-// A unit of weights lies as [output][32 inputs]; outputs g and g + 8 of the tile that begins at `out`.
-__device__ __forceinline__ void staged_weights(const __half* tile, int out, uint4 (&w)[2]) {
-  const int lane = threadIdx.x % 32;
-  const uint4* from = reinterpret_cast<const uint4*>(tile + out * kUnit) + lane;
-  w[0] = from[0], w[1] = from[32];
-}
-
-// Output g of the eight that begin at `out`.
+// A unit of weights lies as [output][32 inputs]. Output g of the eight that begin at `out`.
 __device__ __forceinline__ uint4 staged_eight(const __half* tile, int out) {
   return *(reinterpret_cast<const uint4*>(tile + out * kUnit) + threadIdx.x % 32);
 }

@@ -56,17 +56,20 @@ struct QsaWriteParams {
 };
 void qsa_write(const QsaWriteParams& p, cudaStream_t stream);
 
+// Floats of a row of the workspace: a score each block, one each eight blocks.
+constexpr int64_t qsa_score_width(int64_t max_complete) { return (max_complete + 31) / 32 * (32 + 4); }
+
 // score(b) = sum over index heads ascending of relu(iq_h . key_b), times 1 / sqrt(index_dim). A dot product: 8 lanes
 // each chain dims 4 i, .. 4 i + 3, 32 + 4 i, .. ascending, then a butterfly of 8 lanes. NaN scores rank last. Ties go
-// to the lower block. Lanes, and index keys of blocks that end before a lane's start, are read before the previous
-// launch has ended; that is qsa_write, which writes neither.
+// to the lower block. Lanes, the block table, and index keys of blocks that end before a lane's start, are read before
+// the previous launch has ended; that is qsa_write, which writes none of them.
 struct QsaSelectParams {
   QsaShape shape;
   QsaCache cache;
   const float* index = nullptr;  // [R, index_heads + 1, index_dim], as qsa_write left it
   int32_t* selected = nullptr;   // [R, blocks], ascending, -1 after the last
   int64_t max_complete = 0;      // no row of the launch has more complete blocks
-  float* scores = nullptr;       // workspace [score_rows, max_complete]; rows are taken score_rows at a time
+  float* scores = nullptr;       // workspace [score_rows, qsa_score_width]; rows are taken score_rows at a time
   int64_t score_rows = 0;
 };
 void qsa_select(const QsaSelectParams& p, cudaStream_t stream);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/qsa_device.cuh"
 
 namespace fnx::cuda {
@@ -99,17 +98,10 @@ __device__ __forceinline__ float gated(float sum, float total, float gate) {
   return __fmul_rn(__fdiv_rn(sum, total), gate);
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ __forceinline__ void copy16(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0));
-}
 __device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(shared_address(from)));
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))));
 }
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -160,8 +152,8 @@ __device__ __forceinline__ void load_keys(const QsaAttendParams& p, int64_t plac
   const auto* source = kv_at<const __nv_bfloat16>(p.cache, from, max(place, int64_t{0}), p.shape.kv_heads, kv) + piece;
   __nv_bfloat16* at = to[threadIdx.x / kKeyThreads] + piece;
 #pragma unroll
-  for (int d = 0; d < kHeadDim; d += 8 * kKeyThreads) copy16(at + d, source + d, place >= 0);
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  for (int d = 0; d < kHeadDim; d += 8 * kKeyThreads) copy_async16(at + d, source + d, place >= 0);
+  copy_commit();
 }
 // The same, a warp a key at a time: its lines arrive together, which pays where a block has one part.
 __device__ __forceinline__ void load_whole_keys(const QsaAttendParams& p, int64_t place, int kv, const KvPages& from,
@@ -170,14 +162,15 @@ __device__ __forceinline__ void load_whole_keys(const QsaAttendParams& p, int64_
 #pragma unroll
   for (int i = 0; i < 32 / kKeyThreads; ++i) {
     const int64_t at = __shfl_sync(kFullWarp, place, i * kKeyThreads);
-    copy16(to[first + i] + lane * 8,
-           kv_at<const __nv_bfloat16>(p.cache, from, max(at, int64_t{0}), p.shape.kv_heads, kv) + lane * 8, at >= 0);
+    copy_async16(to[first + i] + lane * 8,
+                 kv_at<const __nv_bfloat16>(p.cache, from, max(at, int64_t{0}), p.shape.kv_heads, kv) + lane * 8,
+                 at >= 0);
   }
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  copy_commit();
 }
 template <int kPending>
 __device__ __forceinline__ void wait_keys() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  copy_wait<kPending>();
   __syncthreads();
 }
 
@@ -428,7 +421,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParam
     __syncthreads();
     load_keys(p, place, kv, p.cache.values, tile.values);
   }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  copy_wait<0>();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (g + 8 * i >= group) continue;

@@ -6,12 +6,12 @@
 
 namespace fnx::cuda {
 
-inline constexpr int kHeadDim = 256, kIndexDim = 128, kMostGroup = 16;
+inline constexpr int kHeadDim = 256, kIndexDim = 128, kMostGroup = 16, kMostIndexHeads = 8;
 
 inline void check_qsa(const QsaShape& s, const char* kernel) {
   require(s.head_dim == kHeadDim && s.index_dim == kIndexDim && s.rotary % 2 == 0 && s.rotary >= 0 &&
               s.rotary <= kIndexDim && s.kv_heads > 0 && s.heads % s.kv_heads == 0 &&
-              s.heads <= kMostGroup * s.kv_heads && s.index_heads >= 1 && s.index_heads <= 8,
+              s.heads <= kMostGroup * s.kv_heads && s.index_heads >= 1 && s.index_heads <= kMostIndexHeads,
           kernel,
           "heads of 256, index heads of 128, at most 16 query heads a KV head (head dim, index dim, rotary, "
           "heads, KV heads, index heads)",
@@ -28,8 +28,8 @@ __device__ __forceinline__ int64_t token_place(const QsaShape& s, int slot, int 
   return s.kv_table[slot * s.table_width + token / page_tokens] * s.page_tokens + token % page_tokens;
 }
 __device__ __forceinline__ int64_t block_place(const QsaShape& s, int slot, int block) {
-  const int per_page = static_cast<int>(s.page_tokens / s.ratio);
-  return s.block_table[slot * s.table_width + block / per_page] * int64_t{per_page} + block % per_page;
+  const int per_page = static_cast<int>(s.page_tokens) / static_cast<int>(s.ratio), page = block / per_page;
+  return s.block_table[slot * s.table_width + page] * int64_t{per_page} + (block - page * per_page);
 }
 
 // The keys or values of a KV head at a token's place.
@@ -38,6 +38,19 @@ __device__ __forceinline__ T* kv_at(const QsaCache& c, const KvPages& pages, int
   const bool far = place >= c.near_tokens;
   T* base = static_cast<T*>(far ? pages.far : pages.near);
   return base + ((far ? place - c.near_tokens : place) * kv_heads + kv) * kHeadDim;
+}
+
+inline constexpr int kEight = 8;  // neighbouring index blocks, scored by a warp
+
+// Scores are not negative: their bits are in their order; NaN below them all.
+__device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
+
+// A row of the workspace: scores, then the highest rank of each eight, which only launches of few rows have.
+__device__ __forceinline__ float* row_scores(const QsaSelectParams& p, int64_t row) {
+  return p.scores + row * qsa_score_width(p.max_complete);
+}
+__device__ __forceinline__ uint32_t* row_tops(const QsaSelectParams& p, int64_t row) {
+  return reinterpret_cast<uint32_t*>(row_scores(p, row) + (p.max_complete + 31) / 32 * 32);
 }
 
 }  // namespace fnx::cuda

@@ -6,143 +6,26 @@ namespace fnx::cuda {
 
 namespace {
 
-constexpr int kKeys = 2, kBlockKeys = 8 * 4 * kKeys;  // blocks scored by eight lanes, by one thread block
 constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-constexpr int kBatch = 8;      // scores in flight a thread
+constexpr int kBatch = 8;      // highest ranks in flight a thread
 constexpr int kGather = 1024;  // candidates for the last place that are compared with one another
 
-constexpr float kIndexScale = 0.08838834764831845f;  // 1 / sqrt(128)
-
-// Adds one index head's part of the scores of a lane's keys.
-__device__ __forceinline__ void add_head(const float4* query, const float4 (&key)[kKeys][4], float (&sum)[kKeys]) {
-  float dot[kKeys] = {};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float4 q = query[j * 8 + threadIdx.x % 8];
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i) sum[i] += fmaxf(0.0f, warp_sum<8>(dot[i]));
-}
-
-// blockIdx: run of index blocks, row. Eight lanes a key. Blocks that were complete before this forward are read before
-// the previous launch has ended: it may be the qsa_write of this forward, which writes the others.
-__global__ void __launch_bounds__(256) qsa_scores_kernel(QsaSelectParams p, int64_t first) {
-  extern __shared__ float4 query[];  // [index_heads][32]
-  const QsaShape& s = p.shape;
-  const int r = static_cast<int>(first + blockIdx.y), ih = static_cast<int>(s.index_heads);
-  const int ratio = static_cast<int>(s.ratio), lane = threadIdx.x % 32, sub = lane % 8;
-  const LaneRow l = find_lane(s.lanes, r);
-  const int complete = l.slot < 0 ? 0 : (l.start + r - l.first_row + 1) / ratio;
-  const int base = blockIdx.x * kBlockKeys + threadIdx.x / 32 * 4 * kKeys + lane / 8;
-  float4 key[kKeys][4] = {};
-  const auto load = [&](int from, int to) {
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      const int b = base + 4 * i;
-      if (b < from || b >= to) continue;
-      const float4* at = reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, l.slot, b) * kIndexDim);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) key[i][j] = at[j * 8 + sub];
-    }
-  };
-  const int old = min(complete, l.start / ratio);
-  load(0, old);
-  wait_previous();
-  if (complete <= s.blocks || static_cast<int>(blockIdx.x) * kBlockKeys >= complete) return;
-  load(old, complete);
-  const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r} * (ih + 1) * kIndexDim);
-  for (int i = threadIdx.x; i < ih * 32; i += 256) query[i] = index[i];
-  __syncthreads();
-  float sum[kKeys] = {};
-  for (int h = 0; h < ih; ++h) add_head(query + h * 32, key, sum);
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i)
-    if (sub == 0 && base + 4 * i < complete)
-      p.scores[blockIdx.y * p.max_complete + base + 4 * i] = sum[i] * kIndexScale;
-}
-
-constexpr int kPromptRows = 8;  // rows of a block that share its index keys
-constexpr int kPromptKeys = 4;  // blocks scored by eight lanes
-
-// blockIdx: run of index blocks, kPromptRows rows. The same sums; keys are loaded once for neighbouring rows of a lane.
-// Lanes i, i + 4, .. of a warp score the same keys, in an order that leaves each lane's first to it when the four are
-// summed over the lanes.
-__global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams p, int64_t first, int64_t count) {
-  extern __shared__ float4 query[];  // [kPromptRows][index_heads][32]
-  wait_previous();
-  const QsaShape& s = p.shape;
-  const int ih = static_cast<int>(s.index_heads), ratio = static_cast<int>(s.ratio);
-  const int at = blockIdx.y * kPromptRows, rows = min(kPromptRows, static_cast<int>(count) - at);
-  const int r0 = static_cast<int>(first) + at, lane = threadIdx.x % 32, sub = lane / 4;
-  const auto complete_of = [&](const LaneRow& l, int r) { return (l.start + r - l.first_row + 1) / ratio; };
-  const float4* index = reinterpret_cast<const float4*>(p.index + int64_t{r0} * (ih + 1) * kIndexDim);
-  for (int i = threadIdx.x; i < rows * ih * 32; i += 256)
-    query[i] = index[i / (ih * 32) * (ih + 1) * 32 + i % (ih * 32)];
-  __syncthreads();
-  const int run = blockIdx.x * 8 * 4 * kPromptKeys, base = run + threadIdx.x / 32 * 4 * kPromptKeys + lane % 4;
-  const int own = sub / 2;  // of the keys base, base + 4, ..
-  float4 key[kPromptKeys][4] = {};
-  int slot = -1;
-  for (int row = 0; row < rows; ++row) {
-    const int r = r0 + row;
-    const LaneRow l = find_lane(s.lanes, r);
-    const int complete = l.slot < 0 ? 0 : complete_of(l, r);
-    if (complete <= s.blocks || run >= complete) continue;
-    if (l.slot != slot) {
-      slot = l.slot;
-      const int most = complete_of(l, min(r0 + rows, l.first_row + l.rows) - 1);
-#pragma unroll
-      for (int i = 0; i < kPromptKeys; ++i) {
-        const int b = base + 4 * (own ^ i);
-        if (b >= most) continue;
-        const float4* from = reinterpret_cast<const float4*>(p.cache.index_keys + block_place(s, slot, b) * kIndexDim);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) key[i][j] = from[j * 8 + sub];
-      }
-    }
-    float sum = 0;
-#pragma unroll 2
-    for (int h = 0; h < ih; ++h) {
-      float dot[kPromptKeys] = {};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float4 q = query[(row * ih + h) * 32 + j * 8 + sub];
-#pragma unroll
-        for (int i = 0; i < kPromptKeys; ++i) dot[i] = dot4(q, key[i][j], dot[i]);
-      }
-      const auto other = [](float v, int width) { return __shfl_xor_sync(kFullWarp, v, width); };
-      const float a = dot[0] + other(dot[2], 16), b = dot[1] + other(dot[3], 16);
-      float mine = a + other(b, 8);
-      mine += other(mine, 4);
-      sum += fmaxf(0.0f, mine);
-    }
-    if (sub % 2 == 0 && base + 4 * own < complete)
-      p.scores[(at + row) * p.max_complete + base + 4 * own] = sum * kIndexScale;
-  }
-}
-
-// Scores are not negative: their bits are in their order; NaN below them all.
-__device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
-
-// One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order.
+// One block a row: finds the rank of the last selected block digit by digit, then writes the selected in order. A
+// thread holds eight neighbouring blocks: all of a row of up to 8192; of a longer one those eights whose highest rank
+// is high enough, or eights in turn where too many are.
 __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int64_t first) {
-  __shared__ uint32_t bins[kBins];
+  __shared__ uint32_t bins[2][kBins];
   __shared__ uint64_t gathered[kGather];
   __shared__ int gathered_count;
-  __shared__ int warp_sums[32], warp_above[32], warp_equal[32];
+  __shared__ int warp_sums[32], warp_taken[32], warp_above[32], warp_equal[32];
   __shared__ uint32_t warp_low[32], warp_high[32];
   __shared__ uint32_t found_bin;
   __shared__ int found_want, found_count;
   const QsaShape& s = p.shape;
   const int r = static_cast<int>(first + blockIdx.x), blocks = static_cast<int>(s.blocks), tid = threadIdx.x;
   const LaneRow l = find_lane(s.lanes, r);
-  const auto clear_bins = [&] {
-    for (int i = tid; i < kBins; i += 1024) bins[i] = 0;
-    if (tid == 0) gathered_count = 0, found_bin = 0;
-  };
-  clear_bins();
+  for (int i = tid; i < 2 * kBins; i += 1024) bins[0][i] = 0;
+  if (tid == 0) gathered_count = found_count = 0;
   wait_previous();
   if (l.slot < 0) return;
   const int complete = (l.start + r - l.first_row + 1) / static_cast<int>(s.ratio);
@@ -151,74 +34,170 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
     for (int i = tid; i < blocks; i += 1024) selected[i] = i < complete ? i : -1;
     return;
   }
-  const float* scores = p.scores + blockIdx.x * p.max_complete;
-  const int lane = tid % 32, warp = tid / 32;
-  // Ranks between the lowest and the highest of the row, cut into bins; then the bin of the last selected block, again,
-  // until it holds few enough. Each warp takes a run of blocks; a run of one batch stays in registers.
-  const int run = (complete + 1023) / 1024 * 32, from = warp * run;
-  uint32_t rank[kBatch];
-  bool loaded = false;
-  const auto each = [&](auto fn) {  // fn(rank, block), with rank 0 and a block beyond the last for lanes that have none
-    for (int b = from; b < from + run; b += 32 * kBatch) {
-      if (!loaded) {
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          const int i = b + j * 32 + lane;
-          rank[j] = i < complete && i < from + run ? rank_of(scores[i]) : 0;
-        }
-        loaded = run <= 32 * kBatch;
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = b + j * 32 + lane;
-        fn(rank[j], i < from + run ? i : complete);
-      }
-    }
-  };
+  const float* scores = row_scores(p, blockIdx.x);
+  const int lane = tid % 32, warp = tid / 32, eights = (complete + kEight - 1) / kEight;
+  const unsigned below_me = (1u << lane) - 1;
+  int want = blocks, turn = 0;
   uint32_t low = UINT32_MAX, high = 0;
-  each([&](uint32_t r, int i) {
-    if (i < complete) low = min(low, r), high = max(high, r);
-  });
-  const uint32_t mine = high;  // 0 where this thread has no block, which is below all but NaN
-  low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
-  if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
-  __syncthreads();
-  low = __reduce_min_sync(kFullWarp, warp_low[lane]), high = __reduce_max_sync(kFullWarp, warp_high[lane]);
-  int want = blocks;
   const auto shift_of = [&] { return max(0, 32 - __clz(high - low) - kBinBits); };
   // Counts from the highest bin down, two bins a thread, and finds the bin in which the count reaches `want`.
   const auto find_bin = [&] {
     __syncthreads();
     const int top = kBins - 1 - 2 * tid;
-    const int c0 = static_cast<int>(bins[top]), c1 = static_cast<int>(bins[top - 1]);
-    int before = c0 + c1;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int v = __shfl_up_sync(kFullWarp, before, d);
-      if (lane >= d) before += v;
-    }
-    if (lane == 31) warp_sums[warp] = before;
+    const int c0 = static_cast<int>(bins[turn][top]), c1 = static_cast<int>(bins[turn][top - 1]);
+    turn ^= 1;
+    bins[turn][top] = bins[turn][top - 1] = 0;
+    const int sum = __reduce_add_sync(kFullWarp, c0 + c1);
+    if (lane == 0) warp_sums[warp] = sum;
     __syncthreads();
-    before += before_warp(warp_sums) - c0 - c1;
-    if (before < want && want <= before + c0) found_bin = top, found_want = want - before, found_count = c0;
-    if (before + c0 < want && want <= before + c0 + c1)
-      found_bin = top - 1, found_want = want - before - c0, found_count = c1;
+    int before = before_warp(warp_sums);
+    if (before < want && want <= before + sum) {
+      int here = c0 + c1;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int v = __shfl_up_sync(kFullWarp, here, d);
+        if (lane >= d) here += v;
+      }
+      before += here - c0 - c1;
+      if (before < want && want <= before + c0) found_bin = top, found_want = want - before, found_count = c0;
+      if (before + c0 < want && want <= before + c0 + c1)
+        found_bin = top - 1, found_want = want - before - c0, found_count = c1;
+    }
     __syncthreads();
   };
-  if (low < high) {
-    // The threads' highest ranks: as many blocks as are wanted lie in the bin of the last of these or above.
+  // Makes low and high the row's, from each thread's; then raises low by the threads' highest ranks: as many blocks as
+  // are wanted lie in the bin of the last of these or above. Whether there were as many above the lowest rank.
+  const auto bound = [&] {
+    const uint32_t mine = high;  // 0 where this thread has no block, which is below all but NaN
+    low = __reduce_min_sync(kFullWarp, low), high = __reduce_max_sync(kFullWarp, high);
+    if (lane == 0) warp_low[warp] = low, warp_high[warp] = high;
+    __syncthreads();
+    low = __reduce_min_sync(kFullWarp, warp_low[lane]), high = __reduce_max_sync(kFullWarp, warp_high[lane]);
+    if (low == high) return false;
     const int shift = shift_of();
-    if (mine > low) atomicAdd(bins + ((mine - low) >> shift), 1u);
+    if (mine > low) atomicAdd(bins[turn] + ((mine - low) >> shift), 1u);
     find_bin();
+    if (found_count == 0) return false;
     low += found_bin << shift;
+    return true;
+  };
+
+  uint32_t rank[kEight];  // 0 where there is no block
+  const auto load = [&](int eight) {
+#pragma unroll
+    for (int j = 0; j < kEight; j += 4) {
+      const int i = eight * kEight + j;
+      const float4 v = i < complete ? *reinterpret_cast<const float4*>(scores + i) : float4{};
+      rank[j] = rank_of(v.x), rank[j + 1] = rank_of(v.y), rank[j + 2] = rank_of(v.z), rank[j + 3] = rank_of(v.w);
+#pragma unroll
+      for (int k = j; k < j + 4; ++k)
+        if (eight * kEight + k >= complete) rank[k] = 0;
+    }
+  };
+  int mine = tid, turns = 1;
+  bool bounded;
+  const int run = (eights + 1023) / 1024 * 32, from = warp * run;
+  if (eights <= 1024) {
+    load(mine);
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      if (mine * kEight + j < complete) low = min(low, rank[j]);
+      high = max(high, rank[j]);
+    }
+    bounded = bound() || complete <= kGather;
+  } else {
+    const uint32_t* tops = row_tops(p, blockIdx.x);
+    uint32_t held[kBatch];
+    bool loaded = false;
+    const auto each_top = [&](auto fn) {  // each warp takes a run of eights; one of one batch stays in registers
+      for (int b = from; b < from + run; b += 32 * kBatch) {
+        if (!loaded) {
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) {
+            const int i = b + j * 32 + lane;
+            held[j] = i < eights && i < from + run ? tops[i] : 0;
+          }
+          loaded = run <= 32 * kBatch;
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+          const int i = b + j * 32 + lane;
+          fn(held[j], i < from + run ? i : eights);
+        }
+      }
+    };
+    each_top([&](uint32_t top, int i) {
+      if (i < eights) low = min(low, top), high = max(high, top);
+    });
+    bounded = bound();
+    if (!bounded) low = 0;
+    int count = 0;
+    each_top([&](uint32_t top, int) { count += top >= low; });
+    count = __reduce_add_sync(kFullWarp, count);
+    if (lane == 0) warp_taken[warp] = count;
     __syncthreads();
-    clear_bins();
-    __syncthreads();
+    count = __reduce_add_sync(kFullWarp, warp_taken[lane]);
+    if (count <= 1024) {
+      int* list = reinterpret_cast<int*>(gathered);
+      int place = before_warp(warp_taken);
+      each_top([&](uint32_t top, int i) {
+        const unsigned taken = __ballot_sync(kFullWarp, top >= low);
+        if (top >= low) list[place + __popc(taken & below_me)] = i;
+        place += __popc(taken);
+      });
+      __syncthreads();
+      mine = tid < count ? list[tid] : eights;
+      load(mine);
+    } else {
+      turns = run / 32;
+    }
   }
+  // Few enough that reach the bound: each thread takes one of them, in order.
+  uint64_t single = ~static_cast<uint32_t>(complete);  // its rank, then the complement of the block
+  int singles = 0;
+  if (turns == 1 && bounded) {
+    int n = 0;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) n += mine * kEight + j < complete && rank[j] >= low;
+    int place = n;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int v = __shfl_up_sync(kFullWarp, place, d);
+      if (lane >= d) place += v;
+    }
+    if (lane == 31) warp_taken[warp] = place;
+    __syncthreads();
+    place += before_warp(warp_taken) - n;
+    singles = __reduce_add_sync(kFullWarp, warp_taken[lane]);
+    if (singles <= kGather) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j)
+        if (mine * kEight + j < complete && rank[j] >= low)
+          gathered[place++] = uint64_t{rank[j]} << 32 | ~static_cast<uint32_t>(mine * kEight + j);
+      __syncthreads();
+      if (tid < singles) single = gathered[tid];
+    } else {
+      singles = 0;
+    }
+  }
+  const auto each_eight = [&](auto fn) {  // with its ranks in `rank`
+    for (int t = 0; t < turns; ++t) {
+      const int eight = turns == 1 ? mine : from + t * 32 + lane;
+      if (turns > 1) load(eight);
+      fn(eight * kEight);
+    }
+  };
+  const auto each = [&](auto fn) {  // fn(rank, block)
+    if (singles > 0) return fn(static_cast<uint32_t>(single >> 32), static_cast<int>(~static_cast<uint32_t>(single)));
+    each_eight([&](int at) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) fn(rank[j], at + j);
+    });
+  };
   while (low < high) {
     const int shift = shift_of();
     each([&](uint32_t r, int i) {
-      if (i < complete && r >= low && r <= high) atomicAdd(bins + ((r - low) >> shift), 1u);
+      if (i < complete && r >= low && r <= high) atomicAdd(bins[turn] + ((r - low) >> shift), 1u);
     });
     find_bin();
     low += found_bin << shift;
@@ -244,26 +223,43 @@ __global__ void __launch_bounds__(1024) qsa_select_kernel(QsaSelectParams p, int
       low = high = found_bin, want = found_want;
       break;
     }
-    __syncthreads();
-    clear_bins();
-    __syncthreads();
   }
   const uint32_t last = low;  // the rank of the last selected block; `want` blocks of it are selected
   int above = 0, equal = 0;
-  each([&](uint32_t r, int i) {
-    above += __popc(__ballot_sync(kFullWarp, i < complete && r > last));
-    equal += __popc(__ballot_sync(kFullWarp, i < complete && r == last));
-  });
-  if (lane == 0) warp_above[warp] = above, warp_equal[warp] = equal;
+  if (singles > 0) {
+    const uint32_t mine = static_cast<uint32_t>(single >> 32);
+    const bool tied = tid < singles && mine == last;
+    const unsigned a = __ballot_sync(kFullWarp, mine > last), e = __ballot_sync(kFullWarp, tied);
+    if (lane == 0) warp_above[warp] = __popc(a), warp_equal[warp] = __popc(e);
+    __syncthreads();
+    above = before_warp(warp_above) + __popc(a & below_me), equal = before_warp(warp_equal) + __popc(e & below_me);
+    if (mine > last || (tied && equal < want))
+      selected[above + min(equal, want)] = static_cast<int>(~static_cast<uint32_t>(single));
+    return;
+  }
+  each([&](uint32_t r, int i) { above += r > last, equal += i < complete && r == last; });
+  above = __reduce_add_sync(kFullWarp, above), equal = __reduce_add_sync(kFullWarp, equal);
+  if (lane == 0) warp_sums[warp] = above, warp_equal[warp] = equal;
   __syncthreads();
-  above = before_warp(warp_above), equal = before_warp(warp_equal);
-  const unsigned below_me = (1u << lane) - 1;
-  each([&](uint32_t r, int i) {
-    const unsigned a = __ballot_sync(kFullWarp, i < complete && r > last);
-    const unsigned e = __ballot_sync(kFullWarp, i < complete && r == last);
-    const int my_above = above + __popc(a & below_me), my_equal = equal + __popc(e & below_me);
-    if (i < complete && (r > last || (r == last && my_equal < want))) selected[my_above + min(my_equal, want)] = i;
-    above += __popc(a), equal += __popc(e);
+  above = before_warp(warp_sums), equal = before_warp(warp_equal);
+  each_eight([&](int at) {
+    int a = 0, e = 0;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) a += rank[j] > last, e += at + j < complete && rank[j] == last;
+    int my_above = above - a, my_equal = equal - e;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int va = __shfl_up_sync(kFullWarp, a, d), ve = __shfl_up_sync(kFullWarp, e, d);
+      if (lane >= d) a += va, e += ve;
+    }
+    my_above += a, my_equal += e;
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      const bool higher = rank[j] > last, tied = at + j < complete && rank[j] == last;
+      if (higher || (tied && my_equal < want)) selected[my_above + min(my_equal, want)] = at + j;
+      my_above += higher, my_equal += tied;
+    }
+    above += __shfl_sync(kFullWarp, a, 31), equal += __shfl_sync(kFullWarp, e, 31);
   });
 }
 
@@ -305,7 +301,7 @@ __device__ __forceinline__ void select_prompt(const QsaSelectParams& p, int64_t 
     return v;
   };
   const int from = part * kWarpBlocks, used = (min(complete - from, kWarpBlocks) + 31) / 32;
-  const float* scores = p.scores + at * p.max_complete + from;
+  const float* scores = row_scores(p, at) + from;
   uint32_t rank[kEach];  // 0 also where there is no block, which only loses to blocks before it
   uint32_t low = UINT32_MAX, high = 0;
 #pragma unroll
@@ -391,25 +387,6 @@ void launch_select(const QsaSelectParams& p, int64_t first, int64_t count, cudaS
 }
 
 }  // namespace
-
-void qsa_scores(const QsaSelectParams& p, int64_t first, int64_t count, cudaStream_t stream) {
-  check_qsa(p.shape, "qsa_scores");
-  require(count <= p.score_rows && count < 65536 && first >= 0 && first + count <= p.shape.rows, "qsa_scores",
-          "a workspace of the rows asked for (first, count, workspace rows, rows)",
-          {first, count, p.score_rows, p.shape.rows});
-  require(aligned16({p.index, p.cache.index_keys}), "qsa_scores",
-          "index queries and index keys aligned to 16 bytes (first row, rows)", {first, count});
-  if (count == 0 || p.max_complete <= p.shape.blocks) return;
-  const unsigned runs = blocks_of(p.max_complete, kBlockKeys);
-  const size_t query_bytes = p.shape.index_heads * kIndexDim * sizeof(float);
-  if (count > kSpreadRows) {
-    const dim3 grid(blocks_of(p.max_complete, 8 * 4 * kPromptKeys), blocks_of(count, kPromptRows));
-    launch("qsa_scores", qsa_scores_prompt_kernel, grid, 256, kPromptRows * query_bytes, stream, p, first, count);
-    return;
-  }
-  const dim3 grid(runs, static_cast<unsigned>(count));
-  launch("qsa_scores", qsa_scores_kernel, grid, 256, query_bytes, stream, p, first);
-}
 
 void qsa_select(const QsaSelectParams& p, cudaStream_t stream) {
   check_qsa(p.shape, "qsa_select");

@@ -54,7 +54,7 @@ Run run_device(const Site& site, const std::vector<int64_t>& chunks) {
   keys.zero(), values.zero(), index_keys.zero(), raw_keys.zero();
   Device<int32_t> selected(s.tokens * s.blocks), block_table(tables.block_table);
   const int64_t most = s.tokens / kRatio, score_rows = 37;
-  Device<float> scores(score_rows * most);
+  Device<float> scores(score_rows * cuda::qsa_score_width(most));
   int64_t first = 0;
   for (size_t i = 0; first < s.tokens; ++i) {
     const int64_t asked = i < chunks.size() ? chunks[i] : 0;
@@ -213,7 +213,7 @@ void check_ties(Backend& cpu, Stream& stream, int64_t blocks, int64_t position) 
   r.selected = view(selected, DType::I32, {rows, blocks});
   cpu.qsa_select(stream, w, tables.batch(), r, cache);
 
-  Device<float> di(index), dk(index_keys), scores(rows * (position + 1) / kRatio + rows);
+  Device<float> di(index), dk(index_keys), scores(rows * cuda::qsa_score_width((position + 1) / kRatio));
   Device<int32_t> ds(selected.size()), lanes(tables.lane_table()), table(tables.block_table);
   cuda::QsaShape shape;
   shape.rows = rows, shape.heads = shape.kv_heads = 1, shape.head_dim = kDim, shape.index_heads = kIndexHeads;
