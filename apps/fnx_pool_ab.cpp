@@ -78,8 +78,11 @@ struct Arm {
   double bound_ns = 0;   // of one of them
 };
 
-PhaseCounters operator-(const PhaseCounters& a, const PhaseCounters& b) {
-  return {a.forwards - b.forwards, a.misses - b.misses, a.bytes - b.bytes};
+// Adds what was counted between two readings.
+void add(PhaseCounters& sum, const PhaseCounters& before, const PhaseCounters& after) {
+  for (const auto field : {&PhaseCounters::forwards, &PhaseCounters::misses, &PhaseCounters::bytes,
+                           &PhaseCounters::foreseen_bytes, &PhaseCounters::vain_bytes})
+    sum.*field += after.*field - before.*field;
 }
 
 class PoolAb {
@@ -160,12 +163,12 @@ class PoolAb {
     arm.ns[1].push_back(run.rounds_ns() / static_cast<double>(o_.rounds));
     const PoolCounters after = pools.counters();
     arm.misses += after.misses - before.misses, arm.fills += after.fills - before.fills;
-    const PhaseCounters rounds = pools.rounds() - rounds_before;
-    arm.rounds = {arm.rounds.forwards + rounds.forwards, arm.rounds.misses + rounds.misses,
-                  arm.rounds.bytes + rounds.bytes};
+    add(arm.rounds, rounds_before, pools.rounds());
   }
 
-  // The least time of a round: its misses over the link, beside its reads on the device.
+  // The least time of a round: its misses over the link, beside its reads on the device. And what keeps a round from
+  // it: misses that no guess brought, which computing waits for; the rest of a round, beside which guesses are copied;
+  // and guesses in vain.
   void bound(ExpertPools& pools) {
     const double link = pools.link_bytes_per_s();
     const double read = o_.read_gbps <= 0
@@ -177,22 +180,38 @@ class PoolAb {
     receipt.evidence["link_bytes_per_s"] = link;
     for (size_t a = 0; a < 2; ++a) {
       Arm& arm = arms_[a];
-      const double rounds = static_cast<double>(arm.rounds.forwards);
-      const double link_ns = static_cast<double>(arm.rounds.bytes) / rounds / link * 1e9;
+      const auto a_round = [&](uint64_t n) {
+        return static_cast<double>(n) / static_cast<double>(arm.rounds.forwards);
+      };
+      const auto link_time = [&](double bytes) { return bytes / link * 1e9; };
+      const double bytes = a_round(arm.rounds.bytes), misses = a_round(arm.rounds.misses), link_ns = link_time(bytes);
+      const double ahead = a_round(arm.rounds.foreseen_bytes), vain = a_round(arm.rounds.vain_bytes);
+      const double late_ns = link_time(bytes - ahead);
       arm.bound_ns = std::max(link_ns, read);
       const double round_ns = median(arm.ns[1]), share = arm.bound_ns / round_ns;
       receipt.evidence[names_[a]].update(Json{{"rounds", arm.rounds.forwards},
-                                              {"round_misses", static_cast<double>(arm.rounds.misses) / rounds},
-                                              {"round_link_bytes", static_cast<double>(arm.rounds.bytes) / rounds},
+                                              {"round_misses", misses},
+                                              {"round_link_bytes", bytes},
                                               {"round_link_ns", link_ns},
+                                              {"round_foreseen_bytes", ahead},
+                                              {"round_late_bytes", bytes - ahead},
+                                              {"round_late_link_ns", late_ns},
+                                              {"round_other_ns", round_ns - late_ns},
+                                              {"round_vain_bytes", vain},
+                                              {"round_vain_link_ns", link_time(vain)},
                                               {"round_read_ns", read},
                                               {"round_bound_share", share}});
       figures_.push_back({fmt::format("{}/bound_share", names_[a]), "ratio", share, ""});
       run_.print(
           fmt::format("{}: {:.1f} misses a round, {:.1f} MB at {:.1f} GB/s: {:.3f} ms at least, {:.3f} of it "
                       "reached\n",
-                      names_[a], static_cast<double>(arm.rounds.misses) / rounds,
-                      static_cast<double>(arm.rounds.bytes) / rounds / 1e6, link / 1e9, arm.bound_ns / 1e6, share));
+                      names_[a], misses, bytes / 1e6, link / 1e9, arm.bound_ns / 1e6, share));
+      run_.print(
+          fmt::format("{}: {:.3f} ms waits for the link, for {:.1f} MB that came after the choice; beside the "
+                      "other {:.3f} ms {:.1f} MB came ahead of it, and {:.1f} MB in vain, {:.3f} ms of the "
+                      "link\n",
+                      names_[a], late_ns / 1e6, (bytes - ahead) / 1e6, (round_ns - late_ns) / 1e6, ahead / 1e6,
+                      vain / 1e6, link_time(vain) / 1e6));
     }
   }
 

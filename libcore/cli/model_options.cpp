@@ -404,6 +404,8 @@ void report_pools(const Weights& weights, ToolRun& run, const std::string& part)
     e[name] = {{"forwards", p.forwards}, {"misses", p.misses}, {"link_bytes", p.bytes}};
   };
   phase("rounds", weights.pools->rounds());
+  e["rounds"]["foreseen_bytes"] = weights.pools->rounds().foreseen_bytes;
+  e["rounds"]["vain_bytes"] = weights.pools->rounds().vain_bytes;
   phase("prompts", weights.pools->prompts());
   const StreamCounters& t = weights.pools->streamed();
   if (t.forwards == 0) return;

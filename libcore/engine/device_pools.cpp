@@ -84,6 +84,7 @@ void ExpertPools::come_home() {
     copies_.in_place += w.in_place, copies_.in_place_bytes += w.in_place_bytes;
     device_copied_ += w.copied_bytes - taken + w.ahead_bytes, not_copied_ += misses - w.placed;
     rounds_.misses += misses, rounds_.bytes += w.placed_bytes + w.in_place_bytes;
+    rounds_.foreseen_bytes += taken, rounds_.vain_bytes += w.ahead_bytes - taken;
     // The table as a host knows it: lines and nothing else.
     p.changes.clear();
     for (int32_t e = 0; e < p.held(); ++e) {

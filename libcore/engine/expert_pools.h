@@ -48,6 +48,9 @@ struct PoolCopies {
 struct PhaseCounters {
   uint64_t forwards = 0, misses = 0;
   uint64_t bytes = 0;  // that these need: copies, and experts that were read in place, once
+  // Of rounds that are planned ahead: of these, what was copied before its plan asked for it; beside these, what was
+  // copied and no plan asked for.
+  uint64_t foreseen_bytes = 0, vain_bytes = 0;
 };
 
 // Of forwards that streamed.

@@ -71,6 +71,27 @@ TEST_CASE("pool-ab: warm and cold pools give equal tokens, and warm ones miss le
   CHECK(e["expert_pools"]["copied_bytes"] == bytes_by_cause(e["expert_pools"]));
 }
 
+TEST_CASE("pool-ab: says what of a round waited for the link, came ahead and came in vain") {
+  const RunResult run =
+      run_command({tool_path("fnx-pool-ab"), "--model", kTiny, "--backend", "cpu", "--expert-lines", "12", "--rounds",
+                   "6", "--prompt-tokens", "12", "--train-rounds", "6", "--compare", "ahead"});
+  CAPTURE(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json receipt = read_receipt(run, "fnx-pool-ab");
+  const Json& e = receipt["evidence"];
+  for (const char* arm : {"device", "ahead"}) {
+    CAPTURE(arm);
+    const double late = e[arm]["round_late_bytes"], ahead = e[arm]["round_foreseen_bytes"];
+    CHECK(late + ahead == doctest::Approx(e[arm]["round_link_bytes"].get<double>()));
+    CHECK(e[arm]["round_late_link_ns"] < e[arm]["round_link_ns"].get<double>() * 1.0001);
+    CHECK(run.out.find(std::string(arm) + ": ") != std::string::npos);
+  }
+  CHECK(e["device"]["round_foreseen_bytes"] == 0);
+  CHECK(e["device"]["round_vain_bytes"] == 0);
+  CHECK(e["ahead"]["round_foreseen_bytes"] > 0);
+  CHECK(e["ahead"]["round_vain_bytes"] > 0);
+}
+
 TEST_CASE("pool-ab: a model whose experts all fit is refused, for there is nothing to compare") {
   const RunResult run = run_command({tool_path("fnx-pool-ab"), "--model", kTiny, "--backend", "cpu"});
   CHECK(run.exit_code == 4);
