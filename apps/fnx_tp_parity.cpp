@@ -208,9 +208,10 @@ class TpParity {
   void report_graphs(const Cell& cell, const Arm& arm, const Engine& engine) {
     const GraphCounters& g = engine.graph_counters();
     run_.receipt().evidence[cell.name()][arm.name] = graphs_json(g);
-    if (arm.lines > 0 && model_.planner == Planner::Host)
+    if (arm.lines > 0 && (model_.planner == Planner::Host || o_.model.check_lines))
       run_.receipt().add_not_run(fmt::format("{}/{} replayed", cell.name(), arm.name),
-                                 "--planner host waits for every layer's choice");
+                                 o_.model.check_lines ? "--check-lines reads every line before its use"
+                                                      : "--planner host waits for every layer's choice");
     else
       run_.receipt().add_gate(fmt::format("{}/{}_replays", cell.name(), arm.name), static_cast<double>(g.replays),
                               ">=", 1, "replays");

@@ -19,6 +19,7 @@ class Memory : public DeviceProblem {
  public:
   void load(const Problem& problem) {
     problem_ = &problem;
+    for (const auto& [name, bytes] : scratch_) harness_.fill(harness_.buffer(name, bytes, false), 0xff, bytes);
     for (size_t i = 0; i < problem.operands.size(); ++i) {
       const Operand& o = problem.operands[i];
       harness_.upload(harness_.buffer("operand " + std::to_string(i), o.storage.size(), false), o.storage.data(),
@@ -43,6 +44,12 @@ class Memory : public DeviceProblem {
     return nullptr;
   }
   void* workspace(const std::string& name, size_t bytes) override { return harness_.buffer(name, bytes, true); }
+  void* scratch(const std::string& name, size_t bytes) override {
+    void* to = harness_.buffer(name, bytes, false);
+    size_t& filled = scratch_[name];
+    if (bytes > filled) harness_.fill(to, 0xff, filled = bytes);
+    return to;
+  }
   void* constant(const std::string& name, const void* data, size_t bytes) override {
     void* to = harness_.buffer(name, bytes, false);
     const auto* first = static_cast<const std::byte*>(data);
@@ -59,6 +66,7 @@ class Memory : public DeviceProblem {
  private:
   cuda::Harness harness_;
   std::map<std::string, std::vector<std::byte>> constants_;
+  std::map<std::string, size_t> scratch_;
   const Problem* problem_ = nullptr;
 };
 

@@ -18,6 +18,8 @@ class DeviceProblem {
   virtual void* at(std::string_view operand) = 0;
   // A workspace of the kernel, 256-byte aligned. Zero-filled when it is made or grows, and kept between launches.
   virtual void* workspace(const std::string& name, size_t bytes) = 0;
+  // The same with bytes that are 0xff before every launch: what a kernel reads there it must have written.
+  virtual void* scratch(const std::string& name, size_t bytes) = 0;
   // Bytes from the host in a workspace.
   virtual void* constant(const std::string& name, const void* data, size_t bytes) = 0;
   virtual CUstream_st* stream() = 0;
@@ -25,6 +27,11 @@ class DeviceProblem {
   template <class T>
   T* get(std::string_view operand) {
     return static_cast<T*>(at(operand));
+  }
+  // At least one element.
+  template <class T>
+  T* scratch_of(const std::string& name, int64_t count) {
+    return static_cast<T*>(scratch(name, static_cast<size_t>(count > 0 ? count : 1) * sizeof(T)));
   }
 };
 

@@ -284,7 +284,7 @@ class LinearKernel : public Kernel {
       if (path != Path::Beside)
         return (path == Path::Many ? cuda::exl3_linear_many : cuda::exl3_linear)(launch, d.stream());
       cuda::Exl3Linear first = launch;
-      first.y = d.workspace("y of the first", p["y"].bytes() + 16);
+      first.y = d.scratch("y of the first", p["y"].bytes() + 16);
       cuda::exl3_linears(std::array{first, launch}, d.stream());
     };
   }

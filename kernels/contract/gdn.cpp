@@ -422,9 +422,9 @@ void add_gdn(KernelList& list) {
     g.tried = s.trials > 0 ? d.get<float>("tried") : nullptr, g.trials = s.trials;
     g.lanes = device_lanes(p, d);
     g.rows = p.rows, g.key_heads = s.key_heads, g.value_heads = s.value_heads, g.taps = s.taps;
-    const auto rows = static_cast<size_t>(p.rows + g.lanes.count * s.trials);
-    g.convolved = static_cast<float*>(d.workspace("convolved", rows * static_cast<size_t>(s.channels) * sizeof(float)));
-    g.gates = static_cast<float*>(d.workspace("gates", rows * static_cast<size_t>(s.value_heads) * 2 * sizeof(float)));
+    const int64_t rows = p.rows + g.lanes.count * s.trials;
+    g.convolved = d.scratch_of<float>("convolved", rows * s.channels);
+    g.gates = d.scratch_of<float>("gates", rows * s.value_heads * 2);
     cuda::gdn(g, d.stream());
   };
 #endif

@@ -189,8 +189,7 @@ std::unique_ptr<Kernel> plain_entry() {
     l.x = d.get<float>("x"), l.y = d.get<float>("y");
     l.rows = p.rows, l.in = p.number("in"), l.out = p.number("out");
     if (l.in > 0 && l.out > 0) {
-      l.work.partials = static_cast<float*>(
-          d.workspace("partials", static_cast<size_t>(cuda::plain_partials(p.rows, l.in, l.out)) * sizeof(float)));
+      l.work.partials = d.scratch_of<float>("partials", cuda::plain_partials(p.rows, l.in, l.out));
       l.work.counters = static_cast<uint32_t*>(
           d.workspace("counters", static_cast<size_t>(cuda::plain_counters(l.in, l.out)) * sizeof(uint32_t)));
     }
@@ -280,19 +279,16 @@ std::unique_ptr<Kernel> pair_entry() {
     cuda::PlainLinearParams b = a;
     b.weights = d.at("w_b"), b.y = d.get<float>("y_b"), b.out = p.number("out_b");
     if (a.out > 0 && b.out > 0) {
-      a.work.partials = static_cast<float*>(d.workspace(
-          "partials", static_cast<size_t>(cuda::plain_pair_partials(p.rows, a.in, a.out, b.out)) * sizeof(float)));
+      a.work.partials = d.scratch_of<float>("partials", cuda::plain_pair_partials(p.rows, a.in, a.out, b.out));
       const int64_t counters = cuda::plain_counters(a.in, a.out) + cuda::plain_counters(b.in, b.out);
       a.work.counters =
           static_cast<uint32_t*>(d.workspace("counters", static_cast<size_t>(counters) * sizeof(uint32_t)));
     }
-    const auto rows = static_cast<size_t>(std::max<int64_t>(p.rows, 1));
     if (a.in % 8 == 0 && a.out > 0 && b.out > 0 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0) {
       // A launch to run beside.
       cuda::PlainLinearParams before = a;
-      before.y = static_cast<float*>(d.workspace("y before", rows * static_cast<size_t>(a.out) * sizeof(float)));
-      before.work.partials = static_cast<float*>(d.workspace(
-          "partials before", static_cast<size_t>(cuda::plain_partials(p.rows, a.in, a.out)) * sizeof(float)));
+      before.y = d.scratch_of<float>("y before", p.rows * a.out);
+      before.work.partials = d.scratch_of<float>("partials before", cuda::plain_partials(p.rows, a.in, a.out));
       before.work.counters = static_cast<uint32_t*>(
           d.workspace("counters before", static_cast<size_t>(cuda::plain_counters(a.in, a.out)) * sizeof(uint32_t)));
       cuda::plain_linear(before, d.stream());
@@ -501,13 +497,12 @@ std::unique_ptr<Kernel> hc_entry() {
     if (s.lacks) h.lacking_inj = d.get<float>("lacking_inj"), h.lacking_y = d.get<float>("lacking_y");
     h.u = d.get<float>("u"), h.inj = d.get<float>("inj");
     h.rows = p.rows, h.streams = s.n, h.hidden = s.hidden, h.rank = s.rank;
-    const auto floats = [&](const char* name, int64_t count) {
-      return static_cast<float*>(d.workspace(name, static_cast<size_t>(count) * sizeof(float)));
-    };
+    const auto floats = [&](const char* name, int64_t count) { return d.scratch_of<float>(name, count); };
     h.normed = floats("normed", p.rows * s.wide);
     h.low = floats("low", p.rows * s.rank);
     h.work.partials = floats("partials", cuda::hc_partials(p.rows, s.n, s.hidden, s.rank));
-    h.work.counters = reinterpret_cast<uint32_t*>(floats("counters", cuda::hc_counters(s.n, s.hidden, s.rank)));
+    h.work.counters = static_cast<uint32_t*>(
+        d.workspace("counters", static_cast<size_t>(cuda::hc_counters(s.n, s.hidden, s.rank)) * sizeof(uint32_t)));
     cuda::hc_mix(h, d.stream());
   };
 #endif

@@ -380,8 +380,8 @@ std::unique_ptr<Kernel> ple_entry() {
     m.lanes = device_lanes(p, d);
     m.rows = p.rows, m.streams = s.n, m.hidden = s.hidden, m.taps = s.taps, m.dilation = s.dilation;
     m.trials = s.trials;
-    m.gate = static_cast<float*>(d.workspace("gate", static_cast<size_t>(p.rows * s.n) * sizeof(float)));
-    m.normed = static_cast<float*>(d.workspace("normed", static_cast<size_t>(p.rows * s.wide) * sizeof(float)));
+    m.gate = d.scratch_of<float>("gate", p.rows * s.n);
+    m.normed = d.scratch_of<float>("normed", p.rows * s.wide);
     cuda::ple_mix(m, d.stream());
   };
 #endif

@@ -272,8 +272,7 @@ std::unique_ptr<Kernel> qsa_attend_entry() {
     q.shape = device_shape(p, d), q.cache = device_cache(p, d);
     q.query_gate = d.get<float>("query_gate"), q.selected = d.get<int32_t>("selected"), q.out = d.get<float>("out");
     const int64_t floats = q.shape.ratio <= 64 ? cuda::qsa_partials(q.shape) : 1;
-    q.partials =
-        static_cast<float*>(d.workspace("partials", static_cast<size_t>(std::max<int64_t>(floats, 1)) * sizeof(float)));
+    q.partials = d.scratch_of<float>("partials", floats);
     cuda::qsa_attend(q, d.stream());
   };
 #endif

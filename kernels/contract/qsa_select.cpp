@@ -203,8 +203,7 @@ std::unique_ptr<Kernel> qsa_select_entry() {
     for (const QsaRow& row : rows_of(p))
       q.max_complete = std::max(q.max_complete, (row.position + 1) / std::max<int64_t>(1, p.number("ratio")));
     q.score_rows = cuda::kSpreadRows + 16;  // runs of rows that share index keys, and a shorter last one
-    q.scores = static_cast<float*>(d.workspace(
-        "scores", static_cast<size_t>(q.score_rows * cuda::qsa_score_width(q.max_complete)) * sizeof(float)));
+    q.scores = d.scratch_of<float>("scores", q.score_rows * cuda::qsa_score_width(q.max_complete));
     cuda::qsa_select(q, d.stream());
   };
 #endif

@@ -203,10 +203,7 @@ void add_sample(KernelList& list) {
     s.logits = d.get<float>("logits"), s.rows = d.get<cuda::SampleRow>("params"), s.ids = d.get<int32_t>("ids");
     s.count = p.rows, s.valid = p.number("valid"), s.vocabulary = p.number("vocabulary");
     s.greedy = p.number("greedy") != 0;
-    const auto words = [&](const char* name, int64_t count) {
-      return static_cast<uint64_t*>(
-          d.workspace(name, static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(uint64_t)));
-    };
+    const auto words = [&](const char* name, int64_t count) { return d.scratch_of<uint64_t>(name, count); };
     s.masses = s.greedy ? nullptr : words("masses", p.rows * s.valid);
     s.bins = s.greedy ? nullptr : words("bins", p.rows * 2 * 2048);
     s.best = words("best", p.rows * cuda::sample_chunks(std::max<int64_t>(s.valid, 1)));

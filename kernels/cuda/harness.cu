@@ -74,6 +74,10 @@ void* Harness::buffer(const std::string& name, size_t bytes, bool zeroed) {
   return b.data;
 }
 
+void Harness::fill(void* device, uint8_t value, size_t bytes) {
+  must(cudaMemsetAsync(device, value, bytes, state_->stream), "cudaMemset");
+}
+
 void Harness::upload(void* device, const void* host, size_t bytes) {
   // From pageable memory: returns once the bytes are staged.
   must(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, state_->stream), "copy to the device");

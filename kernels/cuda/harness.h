@@ -39,6 +39,8 @@ class Harness {
   // A buffer of that name, as long as the largest `bytes` asked for, 256-byte aligned. `zeroed`: zero-filled
   // whenever it is made anew; otherwise its content is undefined.
   void* buffer(const std::string& name, size_t bytes, bool zeroed);
+  // In stream order.
+  void fill(void* device, uint8_t value, size_t bytes);
   // Pageable host memory, in stream order; upload returns after it was read, download after it was written.
   void upload(void* device, const void* host, size_t bytes);
   void download(void* host, const void* device, size_t bytes);

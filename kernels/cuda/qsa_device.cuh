@@ -41,11 +41,16 @@ __device__ __forceinline__ T* kv_at(const QsaCache& c, const KvPages& pages, int
 }
 
 inline constexpr int kEight = 8;  // neighbouring index blocks, scored by a warp
+// Complete blocks up to which the rows of a prompt are selected by warps, which read no highest ranks.
+inline constexpr int kMostWarpBlocks = 32768;
+inline bool selects_by_warps(const QsaSelectParams& p, int64_t rows) {
+  return rows > kSpreadRows && p.max_complete <= kMostWarpBlocks;
+}
 
 // Scores are not negative: their bits are in their order; NaN below them all.
 __device__ __forceinline__ uint32_t rank_of(float score) { return isnan(score) ? 0u : __float_as_uint(score) + 1u; }
 
-// A row of the workspace: scores, then the highest rank of each eight, which only launches of few rows have.
+// A row of the workspace: scores, then the highest rank of each eight, which selection by warps goes without.
 __device__ __forceinline__ float* row_scores(const QsaSelectParams& p, int64_t row) {
   return p.scores + row * qsa_score_width(p.max_complete);
 }

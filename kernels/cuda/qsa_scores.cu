@@ -77,7 +77,7 @@ constexpr int kPromptRun = 8 * 4 * kPromptKeys;  // and by one thread block
 
 // blockIdx: run of index blocks, kPromptRows rows. The same sums; keys are loaded once for neighbouring rows of a lane.
 // Lanes i, i + 4, .. of a warp score the same keys, in an order that leaves each lane's first to it when the four are
-// summed over the lanes.
+// summed over the lanes. A half of a warp then holds the scores of one eight.
 __global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams p, int64_t first, int64_t count) {
   extern __shared__ float4 query[];  // [kPromptRows][index_heads][32]
   wait_previous();
@@ -127,7 +127,14 @@ __global__ void __launch_bounds__(256) qsa_scores_prompt_kernel(QsaSelectParams 
       mine += other(mine, 4);
       sum += fmaxf(0.0f, mine);
     }
-    if (sub % 2 == 0 && base + 4 * own < complete) row_scores(p, at + row)[base + 4 * own] = sum * kIndexScale;
+    const bool mine = sub % 2 == 0 && base + 4 * own < complete;
+    const float score = sum * kIndexScale;
+    if (mine) row_scores(p, at + row)[base + 4 * own] = score;
+    if (p.max_complete <= kMostWarpBlocks) continue;
+    uint32_t top = mine ? rank_of(score) : 0;
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2) top = max(top, __shfl_xor_sync(kFullWarp, top, d));
+    if (lane % 16 == 0 && mine) row_tops(p, at + row)[(base + 4 * own) / kEight] = top;
   }
 }
 

@@ -376,7 +376,8 @@ void launch_select(const QsaSelectParams& p, int64_t first, int64_t count, cudaS
     launch("qsa_select", kernel, blocks, threads, 0, stream, p, first, static_cast<int>(count));
   };
   const auto rows = static_cast<unsigned>(count);
-  if (count <= kSpreadRows || p.max_complete > 16 * kWarpBlocks)
+  static_assert(kMostWarpBlocks == 16 * kWarpBlocks);
+  if (!selects_by_warps(p, count))
     launch("qsa_select", qsa_select_kernel, rows, 1024, 0, stream, p, first);
   else if (p.max_complete <= kWarpBlocks)
     run(qsa_select_warp_kernel, blocks_of(count, kSelectRows), 32 * kSelectRows);
