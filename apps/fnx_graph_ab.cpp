@@ -79,11 +79,8 @@ class GraphAb {
  public:
   GraphAb(const Options& options, ToolRun& run)
       : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
-    const int64_t longest = std::max(o_.context + o_.rounds, o_.prompt);
-    if (longest > model_.config.max_position_embeddings)
-      throw Error(ErrorKind::Usage, fmt::format("{} tokens a sequence, the model's context holds {}; lower --context, "
-                                                "--rounds or --prompt-tokens",
-                                                longest, model_.config.max_position_embeddings));
+    require_context(model_.config, std::max(o_.context + o_.rounds, o_.prompt),
+                    "--context, --rounds or --prompt-tokens");
     for (const bool decode : {true, false}) {
       if (o_.cells.find(decode ? "decode" : "prefill") == std::string::npos) continue;
       for (const int64_t c : parse_list(o_.sequences)) {

@@ -84,6 +84,7 @@ double median_ns(Rounds& rounds, int count, const ToolRun& run) {
 void profile(const Options& o, ToolRun& run) {
   OpenedModel model = OpenedModel::open(o.model, run);
   const int64_t tokens = o.context + o.lane_rows * (o.rounds + 10);
+  require_context(model.config, tokens, "--context, --lane-rows or --rounds");
   EngineOptions eo = model.engine_options({o.rows, o.rows * tokens, tokens},
                                           std::max(o.rows * o.lane_rows, std::min(o.chunk_rows, o.context)));
   if (model.plan(o.model, eo, run)) return;

@@ -84,10 +84,7 @@ class TpParity {
   TpParity(const Options& options, ToolRun& run)
       : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
     if (model_.ranks == nullptr) throw Error(ErrorKind::Usage, "--tp 1 leaves nothing to compare; give --tp 2 or more");
-    if (o_.context + o_.rounds > model_.config.max_position_embeddings)
-      throw Error(ErrorKind::Usage, fmt::format("{} tokens a sequence, the model's context holds {}; lower --context "
-                                                "or --rounds",
-                                                o_.context + o_.rounds, model_.config.max_position_embeddings));
+    require_context(model_.config, o_.context + o_.rounds, "--context or --rounds");
     for (const bool seeded : {false, true})
       for (const int64_t n : parse_list(o_.sequences)) {
         if (n < 1) throw Error(ErrorKind::Usage, fmt::format("--sequences {}: give 1 or more", o_.sequences));

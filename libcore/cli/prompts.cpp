@@ -121,6 +121,12 @@ std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t strea
   return ids;
 }
 
+void require_context(const ModelConfig& config, int64_t tokens, std::string_view lower) {
+  if (tokens > config.max_position_embeddings)
+    throw Error(ErrorKind::Usage, fmt::format("{} tokens a sequence, the model's context holds {}; lower {}", tokens,
+                                              config.max_position_embeddings, lower));
+}
+
 std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer, int64_t vocab) {
   const int given =
       !o.prompt.empty() + !o.prompt_file.empty() + !o.token_ids.empty() + !o.jsonl.empty() + (o.prompt_tokens > 0);

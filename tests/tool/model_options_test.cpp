@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <functional>
+#include <map>
 
 #include "kernels/devices.h"
 #include "tests/support/golden.h"
@@ -141,6 +142,27 @@ TEST_CASE("model options: what a tool or the cpu backend cannot do is refused wh
     CHECK(run(tool, {"--inject-capture-failure", "1"}).exit_code == (tool.graph || tool.both ? 4 : 2));
     if (!tool.ranks) CHECK(run(tool, {"--tp", "2"}).exit_code == 4);
     if (tool.name != "fnx-pool-ab") CHECK(run(tool, {"--expert-lines", "9"}).exit_code == 2);
+  }
+}
+
+TEST_CASE("model options: sequences beyond the model's context are refused by every tool, with its size") {
+  const std::map<std::string, std::vector<std::string>> beyond = {
+      {"fnx-generate", {"--prompt-tokens", "9000"}},
+      {"fnx-graph-ab", {"--context", "9000"}},
+      {"fnx-pool-ab", {"--expert-lines", "3", "--prompt-tokens", "9000"}},
+      {"fnx-draft-ab", {"--max-tokens", "9000"}},
+      {"fnx-reuse-check", {"--history", "9000"}},
+      {"fnx-capacity", {"--tokens", "9000"}},
+      {"fnx-prefill-sweep", {"--lengths", "9000"}},
+      {"fnx-tp-parity", {"--context", "9000"}},
+      {"fnx-round-profile", {"--context", "9000"}}};
+  for (Tool tool : kTools) {
+    CAPTURE(tool.name);
+    tool.work = {};
+    const RunResult done = run(tool, beyond.at(tool.name));
+    CAPTURE(done.err);
+    CHECK((done.exit_code == 2 || done.exit_code == 3));
+    CHECK(done.err.find("8192") != std::string::npos);
   }
 }
 
