@@ -194,8 +194,8 @@ void check_site(Backend& cpu, Stream& stream, const Shape& s, const std::string&
 }
 
 // Small integers: every score is exact and most are tied.
-void check_ties(Backend& cpu, Stream& stream, int64_t blocks, int64_t position) {
-  const int64_t page = 64, pages = position / page + 1, rows = 3, index_width = (kIndexHeads + 1) * kIndexDim;
+void check_ties(Backend& cpu, Stream& stream, int64_t blocks, int64_t position, int64_t rows) {
+  const int64_t page = 64, pages = position / page + 1, index_width = (kIndexHeads + 1) * kIndexDim;
   const int64_t first = position - rows + 1;
   Tables tables({{0, 0, static_cast<int32_t>(rows), static_cast<int32_t>(first)}}, 1, pages);
   std::vector<float> index(rows * index_width), index_keys(pages * page / kRatio * kIndexDim);
@@ -222,16 +222,20 @@ void check_ties(Backend& cpu, Stream& stream, int64_t blocks, int64_t position) 
   cuda::QsaCache dc;
   dc.index_keys = dk;
   cuda::qsa_select({shape, dc, di, ds, (position + 1) / kRatio, scores, rows}, nullptr);
-  same("qsa_select ties, " + std::to_string((position + 1) / kRatio) + " blocks", ds.take(), selected);
+  same("qsa_select ties, " + std::to_string((position + 1) / kRatio) + " blocks, " + std::to_string(rows) + " rows",
+       ds.take(), selected);
 }
 
 }  // namespace
 
 void check_qsa(Backend& cpu) {
   auto stream = cpu.make_stream();
-  check_ties(cpu, *stream, 64, 400);
-  check_ties(cpu, *stream, 512, 9001);
-  check_ties(cpu, *stream, 512, 262143);
+  for (const int64_t rows : {int64_t{3}, cuda::kSpreadRows + 6}) {
+    check_ties(cpu, *stream, 64, 400, rows);
+    check_ties(cpu, *stream, 512, 9001, rows);
+    check_ties(cpu, *stream, 512, 40001, rows);
+    check_ties(cpu, *stream, 512, 262143, rows);
+  }
   check_site(cpu, *stream, {4, 2, 64, 16, 701, DType::BF16}, "qsa 4/2 BF16");
   check_site(cpu, *stream, {4, 2, 64, 16, 333, DType::F32}, "qsa 4/2 F32");
   check_site(cpu, *stream, {24, 2, 512, 64, 2213, DType::BF16}, "qsa 24/2 BF16");
