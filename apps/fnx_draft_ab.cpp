@@ -164,6 +164,7 @@ class DraftAb {
         r.prompt = made_up_prompt(64, model_.config.vocab_size, static_cast<uint64_t>(i));
       }
       r.max_tokens = o_.max_tokens;
+      require_context(model_.config, static_cast<int64_t>(r.prompt.size()) + r.max_tokens, "--max-tokens");
       if (cell.seeded) r.sampling = {0.8f, 0.95f, 0, 40, 1};
       out.push_back(std::move(r));
     }
@@ -195,7 +196,7 @@ class DraftAb {
   }
 
   EngineOptions engine_options(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
-    StateOptions state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
+    StateOptions state = state_for(work, cell.sequences);
     state.draft_head = arm == 1, state.trials = arm == 1 ? draft_.most : 0;
     size_t longest = 1;
     for (const Request& r : work) longest = std::max(longest, r.prompt.size());

@@ -122,9 +122,7 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
   for (const Prompt& p : prompts) {
     const auto length = static_cast<int64_t>(p.ids.size()), room = config.max_position_embeddings - length;
     const std::string who = p.id.is_null() ? "the prompt" : "prompt " + p.id.dump();
-    if (room < 0 || (room == 0 && o.max_tokens > 0))
-      throw Error(ErrorKind::Input, fmt::format("{} has {} tokens, the model's context holds {}; shorten it", who,
-                                                length, config.max_position_embeddings));
+    require_context(config, length + std::min<int64_t>(o.max_tokens, 1), "it", who + " with the shortest answer");
     for (int32_t id : p.ids)
       if (id >= config.vocab_size)
         throw Error(ErrorKind::Input,
@@ -170,7 +168,7 @@ void generate(const Options& o, ToolRun& run) {
     receipt.set_effective("graph", "off", "every layer's choice is read by the host, as asked for");
   }
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
-  StateOptions state = state_for(requests, parallel, model.config.max_position_embeddings);
+  StateOptions state = state_for(requests, parallel);
   const DraftOptions draft = model.drafts(o.model,
                                           o.mtp_logits ? "--mtp-logits shows the head in plain rounds"
                                           : !o.routing.trace_file.empty() ? "--trace-experts records plain rounds"

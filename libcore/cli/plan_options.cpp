@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "libcore/base/path_text.h"
+#include "libcore/cli/prompts.h"
 #include "libcore/cli/rows.h"
 #include "libcore/engine/floor.h"
 #include "libcore/engine/pool_plan.h"
@@ -51,6 +52,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
     config = ModelConfig::load(checkpoint->folder() / "config.json");
     source = std::move(checkpoint);
   }
+  require_context(config, o.context, "--context");
   PlanInput in;
   in.vram_bytes = parse_size(o.vram), in.ram_bytes = parse_size(o.ram), in.reserve_bytes = parse_size(o.reserve);
   in.state.slots = o.parallel, in.state.tokens = o.parallel * o.context, in.state.max_tokens = o.context;

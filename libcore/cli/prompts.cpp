@@ -121,10 +121,10 @@ std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t strea
   return ids;
 }
 
-void require_context(const ModelConfig& config, int64_t tokens, std::string_view lower) {
+void require_context(const ModelConfig& config, int64_t tokens, std::string_view reduce, std::string_view sequence) {
   if (tokens > config.max_position_embeddings)
-    throw Error(ErrorKind::Usage, fmt::format("{} tokens a sequence, the model's context holds {}; lower {}", tokens,
-                                              config.max_position_embeddings, lower));
+    throw Error(ErrorKind::Input, fmt::format("{}: {} tokens, the model's context holds {}; reduce {}", sequence,
+                                              tokens, config.max_position_embeddings, reduce));
 }
 
 std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer, int64_t vocab) {

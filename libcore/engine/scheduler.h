@@ -65,7 +65,7 @@ struct SchedulerStats {
 };
 
 // Number of tokens that the KV pool needs for these requests: pass to StateOptions.
-StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions);
+StateOptions state_for(std::span<const Request> requests, int64_t parallel);
 
 // Lets every request go on from the longest prefix, of `least` tokens or more, that it shares with an earlier one.
 void plan_reuse(std::span<Request> requests, int64_t least);

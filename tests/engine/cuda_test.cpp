@@ -68,7 +68,7 @@ Generated generate(int64_t parallel, DType kv, bool graphs, int64_t inject = 0, 
     r.sampling.temperature = temperature;
     requests.push_back(r);
   }
-  const StateOptions state = state_for(requests, parallel, 8192);
+  const StateOptions state = state_for(requests, parallel);
   auto engine = tiny_engine(state.slots, state.max_tokens, false, parallel * 256, kv, On::Cuda, graphs, inject);
   Generated out;
   out.ids.resize(requests.size()), out.logits.resize(requests.size());
