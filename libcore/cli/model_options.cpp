@@ -341,8 +341,13 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   LoadOptions load = load_options(options);
   load.draft_head = draft_head;
   Weights w = this->load(load, run);
-  if (w.pools && graphs && planner == Planner::Host)
-    run.receipt().set_effective("graph", "off", "--planner host waits for every layer's choice");
+  if (w.pools && graphs && planner == Planner::Host) {
+    const char* why = "--planner host waits for every layer's choice";
+    if (options.offers_graph)
+      run.receipt().set_effective("graph", "off", why);
+    else
+      run.receipt().add_not_run("recorded rounds", why);
+  }
   return w;
 }
 

@@ -224,6 +224,20 @@ TEST_CASE("model options: recordings fail as injected in every tool that records
   }
 }
 
+TEST_CASE("model options: rounds planned on the host are not recorded, and the receipt says so, on a GPU") {
+  if (no_gpu()) return;
+  for (const Tool& tool : kTools) {
+    if (!(tool.graph || tool.both) || tool.name == "fnx-tp-parity") continue;  // that one needs two
+    CAPTURE(tool.name);
+    std::vector<std::string> more{"--planner", "host"};
+    if (tool.name != "fnx-pool-ab") more.insert(more.end(), {"--expert-lines", "3"});
+    const Json receipt = read_receipt(run(tool, more, kModel, "cuda"), tool.name);
+    CHECK(receipt["effective"].contains("graph") == tool.graph);
+    if (tool.graph) CHECK(receipt["effective"]["graph"]["value"] == "off");
+    CHECK((receipt["not_run"].dump().find("recorded rounds") != std::string::npos) == tool.both);
+  }
+}
+
 TEST_CASE("pool-ab: a planner beside a comparison of planners is refused") {
   for (const char* compare : {"planner", "ahead"}) {
     const RunResult done = run(kTools[2], {"--planner", "host", "--compare", compare});
