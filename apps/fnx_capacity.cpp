@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 
 #include "kernels/devices.h"
@@ -118,8 +117,7 @@ class Capacity {
   }
 
   void write_texts() {
-    if (!model_.folder.empty() && std::filesystem::exists(model_.folder / "tokenizer.json"))
-      tokenizer_.emplace(Tokenizer::load(model_.folder));
+    tokenizer_ = model_.tokenizer();
     const int64_t needles = tokenizer_ ? o_.needles : 0;
     if (needles == 0)
       run_.receipt().add_not_run("recall", tokenizer_ ? "--needles 0" : "there is no tokenizer: the ids are made up");

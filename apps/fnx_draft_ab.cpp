@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -111,8 +110,7 @@ class DraftAb {
       throw Error(ErrorKind::Unsupported,
                   "nothing to compare: give --draft auto or a number, and a checkpoint with a "
                   "draft head");
-    if (!model_.folder.empty() && std::filesystem::exists(model_.folder / "tokenizer.json"))
-      tokenizer_.emplace(Tokenizer::load(model_.folder));
+    tokenizer_ = model_.tokenizer();
     std::vector<std::string> texts = CLI::detail::split(o_.texts, ',');
     if (!tokenizer_) texts = {"made-up"};
     std::vector<std::string> names;

@@ -1,7 +1,6 @@
 // Generates text from a checkpoint.
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <numeric>
 #include <optional>
 
@@ -140,12 +139,10 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
 void generate(const Options& o, ToolRun& run) {
   Receipt& receipt = run.receipt();
   OpenedModel model = OpenedModel::open(o.model, run);
-  std::optional<Tokenizer> tokenizer;
-  if (!model.folder.empty() && std::filesystem::exists(model.folder / "tokenizer.json")) {
-    tokenizer.emplace(Tokenizer::load(model.folder));
+  const std::optional<Tokenizer> tokenizer = model.tokenizer();
+  if (tokenizer)
     receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(),
                         make_fingerprint("file", "xxh3-128", tokenizer->fingerprint(), false));
-  }
   const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr,
                                                    tokenizer ? tokenizer->vocab_limit() : model.config.vocab_size);
   const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : model.stop_ids();

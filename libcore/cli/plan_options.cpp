@@ -62,9 +62,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
   const PoolPlan plan = plan_pools(*source, config, in);
 
   Receipt& receipt = run.receipt();
-  uint64_t bytes = 0;
-  for (const SourceFile& f : source->files()) bytes += f.bytes;
-  receipt.add_subject("checkpoint", is_synthetic(model) ? model : bare_name(model), bytes);
+  receipt.add_subject("checkpoint", is_synthetic(model) ? model : bare_name(model), source->file_bytes());
   Json& result = receipt.result;
   result["fits"] = plan.problem.empty();
   result["expert_lines"] = plan.lines;
