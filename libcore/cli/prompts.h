@@ -29,6 +29,10 @@ struct Prompt {
 // The whole of a file, or of stdin for "-"; throws Input.
 std::string read_text(const std::string& path);
 
+// The "id" and the "tokens" of a line of JSONL; throw Input for what is none.
+Json line_id(const Json& value);
+std::vector<int32_t> line_tokens(const Json& value);
+
 // `count` ids in [0, vocab), a pure function of `stream` and their places: a longer prompt begins with a shorter one.
 std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t stream = 0);
 
