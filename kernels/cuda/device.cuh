@@ -48,9 +48,9 @@ inline void check_cuda(cudaError_t code, const char* what) {
   if (code != cudaSuccess) throw Error(ErrorKind::Device, std::string(what) + ": " + cudaGetErrorString(code));
 }
 
-// Launches; with `early` the kernel may start before the one before it on the stream has ended.
+// Launches; with `early` the kernel may start before the one before it on the stream has ended, and itself waits.
 template <class... Params, class... Args>
-void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, bool early,
+void launch(const char* name, void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes, bool early,
             cudaStream_t stream, Args... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
@@ -63,6 +63,11 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), name);
+}
+template <class... Params>
+void launch(const char* name, void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
+            cudaStream_t stream, const Params&... params) {
+  launch(name, kernel, grid, threads, shared_bytes, true, stream, params...);
 }
 
 }  // namespace fnx::cuda
