@@ -24,6 +24,12 @@ __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* shar
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
 }
+// The same, transposed.
+__device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
+}
 
 // Copies 16 bytes to shared memory; zeros when `take` is false.
 __device__ __forceinline__ void copy_async16(void* shared, const void* global, bool take = true) {
