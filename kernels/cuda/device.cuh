@@ -1,4 +1,4 @@
-// Pieces that the EXL3 kernels share: mma, asynchronous copies, programmatic launch.
+// Pieces that all kernels share: mma, asynchronous copies, programmatic launch.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -14,9 +14,7 @@ inline constexpr int kSpreadRowsMax = 64;  // launches of more rows take tiles o
 
 __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                         uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  mma_16816(c, {a0, a1, a2, a3}, b0, b1);
 }
 
 __device__ __forceinline__ uint32_t as_word(__half2 h) { return *reinterpret_cast<uint32_t*>(&h); }
