@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/plain_linear.h"
 
 namespace fnx::cuda {
 
@@ -193,6 +194,8 @@ __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatr
   to[0] = hi, to[kUnit] = __float2half_rn(v - __half2float(hi));
 }
 
+// Of a first matrix [out, in]; the caller sets the matrices.
+PlainLaunch plain_launch(int64_t in, int64_t out, const float* x, int64_t rows, const PlainWorkspace& work);
 // Launches both; shared by plain_linear and hc_down.
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream);
 // The part of it for more than kSpreadRowsMax rows, and the floats of `partials` that it needs.
