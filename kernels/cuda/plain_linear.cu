@@ -142,7 +142,7 @@ int64_t plain_partials(int64_t rows, int64_t in, int64_t out) { return plain_pai
 int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
   const int64_t tiles = plain_counters(in, out_a) + plain_counters(in, out_b), splits = plain_plan(in, out_a).splits;
   const int64_t few = tiles * splits * kTileOut * 8 * row_tiles(rows);
-  return rows > kSpreadRowsMax ? std::max(few, plain_tile_partials(rows, tiles, splits)) : few;
+  return rows > kSpreadRows ? std::max(few, plain_tile_partials(rows, tiles, splits)) : few;
 }
 
 PlainLaunch plain_launch(int64_t in, int64_t out, const float* x, int64_t rows, const PlainWorkspace& work) {
@@ -158,7 +158,7 @@ PlainLaunch plain_launch(int64_t in, int64_t out, const float* x, int64_t rows, 
 
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
   if (p.rows == 0) return;
-  if (p.rows > kSpreadRowsMax) return launch_plain_tile(p, name, stream);
+  if (p.rows > kSpreadRows) return launch_plain_tile(p, name, stream);
   const auto tiles_of = [](const PlainMatrix& m) { return m.w != nullptr ? blocks_of(m.out, kTileOut) : 0; };
   const dim3 few(tiles_of(p.matrix[0]) + tiles_of(p.matrix[1]), static_cast<unsigned>(p.splits));
   if (row_tiles(p.rows) == 8)

@@ -8,10 +8,9 @@
 
 namespace fnx::cuda {
 
-inline constexpr int kUnit = 32;           // inputs of a unit
-inline constexpr int kTileOut = 16;        // outputs of a tile
-inline constexpr int kTileSlices = 8;      // slices of a split, one a warp
-inline constexpr int kSpreadRowsMax = 64;  // launches of more rows take tiles of them
+inline constexpr int kUnit = 32;       // inputs of a unit
+inline constexpr int kTileOut = 16;    // outputs of a tile
+inline constexpr int kTileSlices = 8;  // slices of a split, one a warp
 
 __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                         uint32_t b1) {
@@ -198,7 +197,7 @@ __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatr
 PlainLaunch plain_launch(int64_t in, int64_t out, const float* x, int64_t rows, const PlainWorkspace& work);
 // Launches both; shared by plain_linear and hc_down.
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream);
-// The part of it for more than kSpreadRowsMax rows, and the floats of `partials` that it needs.
+// The part of it for more than kSpreadRows rows, and the floats of `partials` that it needs.
 void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stream);
 int64_t plain_tile_partials(int64_t rows, int64_t tiles, int64_t splits);
 
