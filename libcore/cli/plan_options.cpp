@@ -12,7 +12,6 @@
 #include "libcore/engine/pool_plan.h"
 #include "libcore/format/checkpoint.h"
 #include "libcore/format/synthetic_source.h"
-#include "libcore/receipt/document.h"
 
 namespace fnx {
 
@@ -94,18 +93,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
   if (!plan.problem.empty()) result["problem"] = plan.problem;
   Json shown = result;
   shown.update(evidence);
-  if (format == "json") {
-    run.print(pretty_json(shown));
-  } else {
-    if (format == "table")
-      for (const auto& [key, value] : shown.items())
-        if (key != "rows")
-          run.print(fmt::format("{}: {}\n", key,
-                                value.is_string()         ? value.get<std::string>()
-                                : value.is_number_float() ? fmt::format("{:.6g}", value.get<double>())
-                                                          : value.dump()));
-    run.print(rows_text(result["rows"], format));
-  }
+  run.print(result_text(shown, format));
   receipt.add_gate("fits", plan.problem.empty() ? 1 : 0, "==", 1, "plan");
 }
 
