@@ -196,11 +196,7 @@ class DraftAb {
   EngineOptions engine_options(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
     StateOptions state = state_for(work, cell.sequences);
     state.draft_head = arm == 1, state.trials = arm == 1 ? draft_.most : 0;
-    size_t longest = 1;
-    for (const Request& r : work) longest = std::max(longest, r.prompt.size());
-    const int64_t rows =
-        cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + state.trials);
-    return model_.engine_options(state, rows);
+    return model_.engine_options(state, max_rows_for(work, cell.sequences, o_.chunk_rows, state.trials));
   }
 
   std::unique_ptr<Engine> make_engine(const Cell& cell, const std::vector<Request>& work, size_t arm) const {

@@ -172,10 +172,7 @@ void generate(const Options& o, ToolRun& run) {
                                                                           : "",
                                           run);
   state.draft_head = o.mtp_logits || draft.most > 0, state.trials = draft.most;
-  int64_t longest = 1;
-  for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
-  EngineOptions eo =
-      model.engine_options(state, parallel * std::max(std::min(o.chunk_rows, longest), 1 + state.trials));
+  EngineOptions eo = model.engine_options(state, max_rows_for(requests, parallel, o.chunk_rows, state.trials));
   eo.state.kv_dtype = kv_dtype;
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);

@@ -79,8 +79,7 @@ class ReuseCheck {
   EngineOptions engine_options(const std::vector<Request>& requests) const {
     StateOptions state = state_for(requests, kHistories);
     state.draft_head = draft_.most > 0, state.trials = draft_.most;
-    const int64_t rows = kHistories * std::max(std::min(o_.chunk_rows, o_.history + o_.suffix), 1 + state.trials);
-    return model_.engine_options(state, rows);
+    return model_.engine_options(state, max_rows_for(requests, kHistories, o_.chunk_rows, state.trials));
   }
 
   Request request(size_t phase, int64_t h) const {

@@ -380,6 +380,12 @@ StateOptions state_for(std::span<const Request> requests, int64_t parallel) {
   return s;
 }
 
+int64_t max_rows_for(std::span<const Request> requests, int64_t parallel, int64_t chunk_rows, int64_t drafts) {
+  int64_t longest = 1;
+  for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
+  return parallel * std::max(std::min(chunk_rows, longest), 1 + drafts);
+}
+
 void plan_reuse(std::span<Request> requests, int64_t least) {
   for (size_t j = 0; j < requests.size(); ++j) {
     Request& r = requests[j];
