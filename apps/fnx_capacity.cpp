@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 
 #include "kernels/devices.h"
@@ -56,6 +55,7 @@ class Capacity {
       : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
     choose_points();
     write_texts();
+    require_context(model_.config, work_.state().max_tokens, "--tokens or --needles", "a sequence and its questions");
     std::vector<std::string> names{"ttft_ns", "decode_ratio", "device_bytes", "host_bytes"};
     for (const int64_t p : work_.points) names.push_back(fmt::format("t{}/tokens_per_s", p));
     if (!answers_.empty()) names.push_back("recall");
@@ -95,6 +95,7 @@ class Capacity {
 
  private:
   void choose_points() {
+    require_context(model_.config, o_.tokens, "--tokens");
     std::vector<int64_t>& points = work_.points;
     work_.rounds = o_.rounds, work_.chunk_rows = o_.chunk_rows;
     if (o_.points.empty())
@@ -112,15 +113,11 @@ class Capacity {
                                                   p, before, o_.tokens, work_.rounds_at_point()));
       before = p;
     }
-    if (o_.tokens > model_.config.max_position_embeddings)
-      throw Error(ErrorKind::Input, fmt::format("--tokens {} exceeds the model's context of {} tokens", o_.tokens,
-                                                model_.config.max_position_embeddings));
     run_.receipt().set_effective("points", points, o_.points.empty() ? "default" : "flag");
   }
 
   void write_texts() {
-    if (!model_.folder.empty() && std::filesystem::exists(model_.folder / "tokenizer.json"))
-      tokenizer_.emplace(Tokenizer::load(model_.folder));
+    tokenizer_ = model_.tokenizer();
     const int64_t needles = tokenizer_ ? o_.needles : 0;
     if (needles == 0)
       run_.receipt().add_not_run("recall", tokenizer_ ? "--needles 0" : "there is no tokenizer: the ids are made up");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -111,8 +110,7 @@ class DraftAb {
       throw Error(ErrorKind::Unsupported,
                   "nothing to compare: give --draft auto or a number, and a checkpoint with a "
                   "draft head");
-    if (!model_.folder.empty() && std::filesystem::exists(model_.folder / "tokenizer.json"))
-      tokenizer_.emplace(Tokenizer::load(model_.folder));
+    tokenizer_ = model_.tokenizer();
     std::vector<std::string> texts = CLI::detail::split(o_.texts, ',');
     if (!tokenizer_) texts = {"made-up"};
     std::vector<std::string> names;
@@ -164,6 +162,7 @@ class DraftAb {
         r.prompt = made_up_prompt(64, model_.config.vocab_size, static_cast<uint64_t>(i));
       }
       r.max_tokens = o_.max_tokens;
+      require_context(model_.config, static_cast<int64_t>(r.prompt.size()) + r.max_tokens, "--max-tokens");
       if (cell.seeded) r.sampling = {0.8f, 0.95f, 0, 40, 1};
       out.push_back(std::move(r));
     }
@@ -195,13 +194,9 @@ class DraftAb {
   }
 
   EngineOptions engine_options(const Cell& cell, const std::vector<Request>& work, size_t arm) const {
-    StateOptions state = state_for(work, cell.sequences, model_.config.max_position_embeddings);
+    StateOptions state = state_for(work, cell.sequences);
     state.draft_head = arm == 1, state.trials = arm == 1 ? draft_.most : 0;
-    size_t longest = 1;
-    for (const Request& r : work) longest = std::max(longest, r.prompt.size());
-    const int64_t rows =
-        cell.sequences * std::max(std::min(o_.chunk_rows, static_cast<int64_t>(longest)), 1 + state.trials);
-    return model_.engine_options(state, rows);
+    return model_.engine_options(state, max_rows_for(work, cell.sequences, o_.chunk_rows, state.trials));
   }
 
   std::unique_ptr<Engine> make_engine(const Cell& cell, const std::vector<Request>& work, size_t arm) const {

@@ -10,7 +10,6 @@
 #include "libcore/engine/profile_report.h"
 #include "libcore/engine/replay_table.h"
 #include "libcore/format/fingerprint.h"
-#include "libcore/receipt/document.h"
 
 using namespace fnx;
 
@@ -146,17 +145,8 @@ void work(const Options& o, ToolRun& run) {
   Json shown = result;
   if (o.action == "replay")
     for (Json& row : shown["rows"]) row["decode_row_link_ms"] = link_ms(o, row);
-  if (o.format == "json") {
-    run.print(pretty_json(shown));
-    return;
-  }
-  if (o.format == "table" && o.action != "export")
-    for (const auto& [key, value] : shown.items())
-      if (key != "rows")
-        run.print(fmt::format("{}: {}\n", key, value.is_string() ? value.get<std::string>() : value.dump()));
-  const bool matrix = o.action == "export";
-  run.print(rows_text(matrix ? count_rows(shown["counts"], shown["layers"]) : shown.value("rows", Json::array()),
-                      matrix ? "csv" : o.format));
+  run.print(o.action == "export" && o.format != "json" ? rows_text(count_rows(shown["counts"], shown["layers"]), "csv")
+                                                       : result_text(shown, o.format));
 }
 
 }  // namespace

@@ -156,9 +156,7 @@ void run(const Options& options, fnx::ToolRun& tool) {
 
   fnx::Receipt& receipt = tool.receipt();
   receipt.result = make_result(print);
-  uint64_t file_bytes = 0;
-  for (const fnx::SourceFile& file : checkpoint.files()) file_bytes += file.bytes;
-  receipt.add_subject("checkpoint", fnx::bare_name(options.model), file_bytes, print.subject());
+  receipt.add_subject("checkpoint", fnx::bare_name(options.model), checkpoint.file_bytes(), print.subject());
   receipt.set_effective("origin", print.cached ? "cached" : "computed", print.cached ? "cache" : "files");
   receipt.evidence["tensors_hashed"] = print.cached ? uint64_t{0} : print.tensors;
   if (options.sha256) {

@@ -1,7 +1,6 @@
 // Generates text from a checkpoint.
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <numeric>
 #include <optional>
 
@@ -122,9 +121,7 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
   for (const Prompt& p : prompts) {
     const auto length = static_cast<int64_t>(p.ids.size()), room = config.max_position_embeddings - length;
     const std::string who = p.id.is_null() ? "the prompt" : "prompt " + p.id.dump();
-    if (room < 0 || (room == 0 && o.max_tokens > 0))
-      throw Error(ErrorKind::Input, fmt::format("{} has {} tokens, the model's context holds {}; shorten it", who,
-                                                length, config.max_position_embeddings));
+    require_context(config, length + std::min<int64_t>(o.max_tokens, 1), "it", who + " with the shortest answer");
     for (int32_t id : p.ids)
       if (id >= config.vocab_size)
         throw Error(ErrorKind::Input,
@@ -142,12 +139,10 @@ std::vector<Request> make_requests(const Options& o, const std::vector<Prompt>& 
 void generate(const Options& o, ToolRun& run) {
   Receipt& receipt = run.receipt();
   OpenedModel model = OpenedModel::open(o.model, run);
-  std::optional<Tokenizer> tokenizer;
-  if (!model.folder.empty() && std::filesystem::exists(model.folder / "tokenizer.json")) {
-    tokenizer.emplace(Tokenizer::load(model.folder));
+  const std::optional<Tokenizer> tokenizer = model.tokenizer();
+  if (tokenizer)
     receipt.add_subject("tokenizer", "tokenizer.json", tokenizer->file_bytes(),
                         make_fingerprint("file", "xxh3-128", tokenizer->fingerprint(), false));
-  }
   const std::vector<Prompt> prompts = read_prompts(o.prompts, tokenizer ? &*tokenizer : nullptr,
                                                    tokenizer ? tokenizer->vocab_limit() : model.config.vocab_size);
   const std::vector<int32_t> stops = o.ignore_eos ? std::vector<int32_t>{} : model.stop_ids();
@@ -170,17 +165,14 @@ void generate(const Options& o, ToolRun& run) {
     receipt.set_effective("graph", "off", "every layer's choice is read by the host, as asked for");
   }
   const int64_t parallel = std::min<int64_t>(o.parallel, std::max<size_t>(1, requests.size()));
-  StateOptions state = state_for(requests, parallel, model.config.max_position_embeddings);
+  StateOptions state = state_for(requests, parallel);
   const DraftOptions draft = model.drafts(o.model,
                                           o.mtp_logits ? "--mtp-logits shows the head in plain rounds"
                                           : !o.routing.trace_file.empty() ? "--trace-experts records plain rounds"
                                                                           : "",
                                           run);
   state.draft_head = o.mtp_logits || draft.most > 0, state.trials = draft.most;
-  int64_t longest = 1;
-  for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
-  EngineOptions eo =
-      model.engine_options(state, parallel * std::max(std::min(o.chunk_rows, longest), 1 + state.trials));
+  EngineOptions eo = model.engine_options(state, max_rows_for(requests, parallel, o.chunk_rows, state.trials));
   eo.state.kv_dtype = kv_dtype;
   if (model.plan(o.model, eo, run)) return;
   const Weights weights = model.load(o.model, eo.state.draft_head, run);

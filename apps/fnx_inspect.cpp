@@ -171,9 +171,7 @@ void run(const Options& options, fnx::ToolRun& tool) {
   const PackSurvey survey = fnx::survey_pack(checkpoint);
 
   fnx::Receipt& receipt = tool.receipt();
-  uint64_t file_bytes = 0;
-  for (const fnx::SourceFile& file : checkpoint.files()) file_bytes += file.bytes;
-  receipt.add_subject("checkpoint", fnx::bare_name(options.model), file_bytes);
+  receipt.add_subject("checkpoint", fnx::bare_name(options.model), checkpoint.file_bytes());
   receipt.result = make_result(checkpoint, survey);
   receipt.add_not_run("tensor data", "only headers, codebook markers and norm weights are read; see fnx-fingerprint");
   if (!survey.has_text())

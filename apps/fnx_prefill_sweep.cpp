@@ -72,9 +72,8 @@ std::vector<Cell> plan_cells(const Options& o, const ModelConfig& config) {
   std::set<std::pair<int64_t, int64_t>> seen;
   const std::vector<int64_t> chunks = parse_list(o.chunks);
   for (const int64_t length : parse_list(o.lengths)) {
-    if (length < 1 || length > config.max_position_embeddings)
-      throw Error(ErrorKind::Usage, fmt::format("--lengths: {}: the model's context holds 1 to {} tokens", length,
-                                                config.max_position_embeddings));
+    if (length < 1) throw Error(ErrorKind::Usage, fmt::format("--lengths: {}: give 1 or more", length));
+    require_context(config, length, "--lengths");
     for (const int64_t chunk : chunks) {
       if (chunk < 1) throw Error(ErrorKind::Usage, fmt::format("--chunk-rows: {}: give 1 or more", chunk));
       if (seen.emplace(length, std::min(chunk, length)).second) cells.push_back({length, std::min(chunk, length)});

@@ -49,6 +49,7 @@ class ReuseCheck {
   ReuseCheck(const Options& options, ToolRun& run)
       : o_(options), run_(run), model_(OpenedModel::open(options.model, run)) {
     if (o_.history < 4) throw Error(ErrorKind::Usage, "--history: give 4 or more");
+    require_context(model_.config, o_.history - 1 + o_.suffix + o_.max_tokens, "--history, --suffix or --max-tokens");
     limits_ = parse_gates(o_.gates, {"warm/ttft_ratio", "branch/ttft_ratio", "rewind/ttft_ratio"});
     draft_ = model_.drafts(o_.model, "", run_);
   }
@@ -76,10 +77,9 @@ class ReuseCheck {
 
  private:
   EngineOptions engine_options(const std::vector<Request>& requests) const {
-    StateOptions state = state_for(requests, kHistories, model_.config.max_position_embeddings);
+    StateOptions state = state_for(requests, kHistories);
     state.draft_head = draft_.most > 0, state.trials = draft_.most;
-    const int64_t rows = kHistories * std::max(std::min(o_.chunk_rows, o_.history + o_.suffix), 1 + state.trials);
-    return model_.engine_options(state, rows);
+    return model_.engine_options(state, max_rows_for(requests, kHistories, o_.chunk_rows, state.trials));
   }
 
   Request request(size_t phase, int64_t h) const {

@@ -8,11 +8,10 @@
 #include <iostream>
 
 #include "kernels/error.h"
-#include "libcore/cli/tool.h"
+#include "libcore/cli/prompts.h"
 #include "libcore/format/json_text.h"
 #include "libcore/format/synthetic_source.h"
 #include "libcore/text/chat.h"
-#include "libcore/text/tokenizer.h"
 #include "libcore/text/utf8.h"
 
 using namespace fnx;
@@ -90,13 +89,12 @@ class Converter {
     int sources = 0;
     for (const auto& [key, value] : object.items()) {
       if (key == "id") {
-        if (!value.is_string() && !value.is_number_integer()) refuse("\"id\" is neither a string nor an integer");
-        out.id = value;
+        out.id = line_id(value);
         continue;
       }
       ++sources;
       if (key == "tokens" && options_.decode)
-        out.ids = tokens_of(value);
+        out.ids = line_tokens(value);
       else if (key == "text" && !options_.decode && value.is_string())
         out.ids = encode_text(value.get<std::string>());
       else if (key == "messages" && !options_.decode)
@@ -109,16 +107,6 @@ class Converter {
 
   std::string_view expected() const {
     return options_.decode ? "--decode takes id and tokens" : "give id and either text, a string, or messages";
-  }
-
-  static std::vector<int32_t> tokens_of(const Json& list) {
-    if (!list.is_array()) refuse("\"tokens\" is not a list");
-    std::vector<int32_t> ids;
-    for (const Json& id : list) {
-      if (!id.is_number_integer() || id < 0 || id > INT32_MAX) refuse("\"tokens\" holds " + printable(id.dump()));
-      ids.push_back(id.get<int32_t>());
-    }
-    return ids;
   }
 
   const Options& options_;

@@ -1,4 +1,4 @@
-// Pieces that the EXL3 kernels share: mma, asynchronous copies, programmatic launch.
+// Pieces that all kernels share: mma, asynchronous copies, programmatic launch.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -21,6 +21,12 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4],
 // Four matrices of 8 x 8 halves; lane 8 i + r gives where row r of matrix i lies.
 __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
+}
+// The same, transposed.
+__device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))));
 }
@@ -48,9 +54,9 @@ inline void check_cuda(cudaError_t code, const char* what) {
   if (code != cudaSuccess) throw Error(ErrorKind::Device, std::string(what) + ": " + cudaGetErrorString(code));
 }
 
-// Launches; with `early` the kernel may start before the one before it on the stream has ended.
+// Launches; with `early` the kernel may start before the one before it on the stream has ended, and itself waits.
 template <class... Params, class... Args>
-void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, bool early,
+void launch(const char* name, void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes, bool early,
             cudaStream_t stream, Args... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
@@ -63,6 +69,11 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), name);
+}
+template <class... Params>
+void launch(const char* name, void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
+            cudaStream_t stream, const Params&... params) {
+  launch(name, kernel, grid, threads, shared_bytes, true, stream, params...);
 }
 
 }  // namespace fnx::cuda

@@ -25,14 +25,6 @@ inline bool aligned16(std::initializer_list<const void*> pointers) {
   return true;
 }
 
-// Launches a kernel that may start while the one before it in the stream still runs; the kernel itself waits, see
-// below.
-template <class... P>
-void launch(const char* name, void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared, cudaStream_t stream,
-            const P&... params) {
-  launch(name, kernel, grid, static_cast<int>(threads), shared, true, stream, params...);
-}
-
 // Every kernel calls this before it touches what a launch may have written; only weights, and what the launch before
 // the previous one wrote, may be read earlier: linears beside one another count as one. Then the next kernel may start.
 __device__ __forceinline__ void wait_previous() {

@@ -179,16 +179,11 @@ void hc_down(const HcMixParams& p, cudaStream_t stream) {
   launch_norm({p.stack, p.norm_weight, p.normed, p.rows, p.streams, p.hidden, p.eps},
               {p.lacking_inj, p.lacking_y, p.stack, p.rows, p.streams, p.hidden}, stream);
   const int64_t wide = p.streams * p.hidden;
-  const PlainPlan plan = plain_plan(wide, p.rank);  // inject is summed by the plan of down
-  PlainLaunch l;
+  PlainLaunch l = plain_launch(wide, p.rank, p.normed, p.rows, p.work);  // inject is summed by the plan of down
   l.matrix[0] = {static_cast<const __half*>(p.down), nullptr, p.low, p.rank,
                  hc_tile_takes(p) ? Finish::SiluMeanHalves : Finish::SiluMean};
   l.matrix[1] = {static_cast<const __half*>(p.inject), nullptr, p.inj, p.streams, Finish::InjectMean};
-  l.tiles = plain_counters(wide, p.rank);
-  l.x = p.normed, l.rows = p.rows, l.in = wide, l.streams = static_cast<float>(p.streams);
-  l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
-  l.splits = static_cast<int>(plan.splits);
-  l.partials = p.work.partials, l.counters = p.work.counters;
+  l.streams = static_cast<float>(p.streams);
   launch_plain(l, "hc_down", stream);
 }
 

@@ -142,12 +142,23 @@ int64_t plain_partials(int64_t rows, int64_t in, int64_t out) { return plain_pai
 int64_t plain_pair_partials(int64_t rows, int64_t in, int64_t out_a, int64_t out_b) {
   const int64_t tiles = plain_counters(in, out_a) + plain_counters(in, out_b), splits = plain_plan(in, out_a).splits;
   const int64_t few = tiles * splits * kTileOut * 8 * row_tiles(rows);
-  return rows > kSpreadRowsMax ? std::max(few, plain_tile_partials(rows, tiles, splits)) : few;
+  return rows > kSpreadRows ? std::max(few, plain_tile_partials(rows, tiles, splits)) : few;
+}
+
+PlainLaunch plain_launch(int64_t in, int64_t out, const float* x, int64_t rows, const PlainWorkspace& work) {
+  const PlainPlan plan = plain_plan(in, out);
+  PlainLaunch l;
+  l.tiles = plain_counters(in, out);
+  l.x = x, l.rows = rows, l.in = in;
+  l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
+  l.splits = static_cast<int>(plan.splits);
+  l.partials = work.partials, l.counters = work.counters;
+  return l;
 }
 
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream) {
   if (p.rows == 0) return;
-  if (p.rows > kSpreadRowsMax) return launch_plain_tile(p, name, stream);
+  if (p.rows > kSpreadRows) return launch_plain_tile(p, name, stream);
   const auto tiles_of = [](const PlainMatrix& m) { return m.w != nullptr ? blocks_of(m.out, kTileOut) : 0; };
   const dim3 few(tiles_of(p.matrix[0]) + tiles_of(p.matrix[1]), static_cast<unsigned>(p.splits));
   if (row_tiles(p.rows) == 8)
@@ -170,15 +181,10 @@ void plain_linear_pair(const PlainLinearParams& a, const PlainLinearParams& b, c
           "two F16 matrices of the same rows, in a multiple of 8 (in, outs, rows)", {a.in, a.out, b.out, a.rows});
   require(aligned16({a.weights, b.weights, a.x}), "plain_linear_pair", "weights and x aligned to 16 bytes (in)",
           {a.in});
-  const PlainPlan plan = plain_plan(a.in, a.out);
-  PlainLaunch l;
+  PlainLaunch l = plain_launch(a.in, a.out, a.x, a.rows, a.work);
   l.matrix[0] = {static_cast<const __half*>(a.weights), a.bias, a.y, a.out, Finish::None};
   l.matrix[1] = {static_cast<const __half*>(b.weights), b.bias, b.y, b.out, Finish::None};
-  l.tiles = plain_counters(a.in, a.out);
-  l.x = a.x, l.rows = a.rows, l.in = a.in;
-  l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
-  l.splits = static_cast<int>(plan.splits);
-  l.partials = a.work.partials, l.counters = a.work.counters, l.beside = a.beside;
+  l.beside = a.beside;
   launch_plain(l, "plain_linear_pair", stream);
 }
 
@@ -189,14 +195,9 @@ void plain_linear(const PlainLinearParams& p, cudaStream_t stream) {
     require(aligned16({p.weights, p.x}), "plain_linear", "weights and x aligned to 16 bytes",
             {static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.weights) % 16),
              static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.x) % 16)});
-    const PlainPlan plan = plain_plan(p.in, p.out);
-    PlainLaunch l;
+    PlainLaunch l = plain_launch(p.in, p.out, p.x, p.rows, p.work);
     l.matrix[0] = {static_cast<const __half*>(p.weights), p.bias, p.y, p.out, Finish::None};
-    l.tiles = plain_counters(p.in, p.out);
-    l.x = p.x, l.rows = p.rows, l.in = p.in;
-    l.units = static_cast<int>(plan.units), l.slice_units = static_cast<int>(plan.slice_units);
-    l.splits = static_cast<int>(plan.splits);
-    l.partials = p.work.partials, l.counters = p.work.counters, l.beside = p.beside;
+    l.beside = p.beside;
     return launch_plain(l, "plain_linear", stream);
   }
   require(p.dtype == DType::F16 || p.dtype == DType::BF16 || p.dtype == DType::F32, "plain_linear",

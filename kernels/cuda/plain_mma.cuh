@@ -4,19 +4,17 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/plain_linear.h"
 
 namespace fnx::cuda {
 
-inline constexpr int kUnit = 32;           // inputs of a unit
-inline constexpr int kTileOut = 16;        // outputs of a tile
-inline constexpr int kTileSlices = 8;      // slices of a split, one a warp
-inline constexpr int kSpreadRowsMax = 64;  // launches of more rows take tiles of them
+inline constexpr int kUnit = 32;       // inputs of a unit
+inline constexpr int kTileOut = 16;    // outputs of a tile
+inline constexpr int kTileSlices = 8;  // slices of a split, one a warp
 
 __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                         uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  mma_16816(c, {a0, a1, a2, a3}, b0, b1);
 }
 
 __device__ __forceinline__ uint32_t as_word(__half2 h) { return *reinterpret_cast<uint32_t*>(&h); }
@@ -195,9 +193,11 @@ __device__ __forceinline__ void put_output(const PlainLaunch& p, const PlainMatr
   to[0] = hi, to[kUnit] = __float2half_rn(v - __half2float(hi));
 }
 
+// Of a first matrix [out, in]; the caller sets the matrices.
+PlainLaunch plain_launch(int64_t in, int64_t out, const float* x, int64_t rows, const PlainWorkspace& work);
 // Launches both; shared by plain_linear and hc_down.
 void launch_plain(const PlainLaunch& p, const char* name, cudaStream_t stream);
-// The part of it for more than kSpreadRowsMax rows, and the floats of `partials` that it needs.
+// The part of it for more than kSpreadRows rows, and the floats of `partials` that it needs.
 void launch_plain_tile(const PlainLaunch& p, const char* name, cudaStream_t stream);
 int64_t plain_tile_partials(int64_t rows, int64_t tiles, int64_t splits);
 

@@ -31,8 +31,7 @@ struct RowPair {
 // Step i of the four of a unit's chain, the even groups' hi and lo, then the odd groups': rows g (0, 1) and g + 8 (2,
 // 3), outputs 2 t and 2 t + 1 of eight.
 __device__ __forceinline__ void mma_step(float (&acc)[4], const RowPair& x, const uint4& w, int i) {
-  const uint32_t(&a)[4] = i % 2 == 0 ? x.hi[i / 2] : x.lo[i / 2];
-  mma_f16(acc, a[0], a[1], a[2], a[3], i < 2 ? w.x : w.z, i < 2 ? w.y : w.w);
+  mma_16816(acc, i % 2 == 0 ? x.hi[i / 2] : x.lo[i / 2], i < 2 ? w.x : w.z, i < 2 ? w.y : w.w);
 }
 
 inline constexpr int kRowChunks = kUnit / 4;     // pieces of 16 bytes of a unit of a row

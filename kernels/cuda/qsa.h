@@ -90,8 +90,6 @@ struct QsaAttendParams {
   float* out = nullptr;               // [R, heads * head_dim]
   float* partials = nullptr;          // workspace: qsa_partials(shape) floats
 };
-// Launches of up to this many rows spread a row's parts over blocks; the bits are the same.
-inline constexpr int64_t kSpreadRows = 64;
 int64_t qsa_partials(const QsaShape& shape);
 void qsa_attend(const QsaAttendParams& p, cudaStream_t stream);
 

@@ -98,11 +98,6 @@ __device__ __forceinline__ float gated(float sum, float total, float gate) {
   return __fmul_rn(__fdiv_rn(sum, total), gate);
 }
 
-__device__ __forceinline__ void load_matrices_t(uint32_t (&m)[4], const void* from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))));
-}
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

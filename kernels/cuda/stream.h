@@ -15,6 +15,9 @@ class Stream;
 
 namespace fnx::cuda {
 
+// Launches of up to this many rows spread a row's work over blocks; the bits are the same.
+inline constexpr int64_t kSpreadRows = 64;
+
 // Of a stream of the cuda backend.
 cudaStream_t stream_handle(Stream& stream);
 

@@ -176,10 +176,8 @@ void open_source(const std::string& model, OpenedModel& m, Receipt& receipt) {
   auto checkpoint = std::make_unique<Checkpoint>(model);
   m.folder = checkpoint->folder();
   m.config = ModelConfig::load(m.folder / "config.json");
-  uint64_t bytes = 0;
-  for (const SourceFile& f : checkpoint->files()) bytes += f.bytes;
   // Cheap, and enough to tell revisions apart; fnx-fingerprint reads every byte.
-  receipt.add_subject("checkpoint", bare_name(model), bytes,
+  receipt.add_subject("checkpoint", bare_name(model), checkpoint->file_bytes(),
                       fingerprint(*checkpoint, FingerprintKind::Advisory).subject());
   m.source = std::move(checkpoint);
 }
@@ -227,6 +225,11 @@ Communicator* OpenedModel::communicator() const { return ranks == nullptr ? null
 
 Shard OpenedModel::shard() const {
   return ranks == nullptr ? Shard{} : Shard{ranks->place().rank, ranks->place().world};
+}
+
+std::optional<Tokenizer> OpenedModel::tokenizer() const {
+  if (folder.empty() || !std::filesystem::exists(folder / "tokenizer.json")) return std::nullopt;
+  return Tokenizer::load(folder);
 }
 
 DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string& why_not, ToolRun& run) const {
@@ -341,8 +344,13 @@ Weights OpenedModel::load(const ModelOptions& options, bool draft_head, ToolRun&
   LoadOptions load = load_options(options);
   load.draft_head = draft_head;
   Weights w = this->load(load, run);
-  if (w.pools && graphs && planner == Planner::Host)
-    run.receipt().set_effective("graph", "off", "--planner host waits for every layer's choice");
+  if (w.pools && graphs && planner == Planner::Host) {
+    const char* why = "--planner host waits for every layer's choice";
+    if (options.offers_graph)
+      run.receipt().set_effective("graph", "off", why);
+    else
+      run.receipt().add_not_run("recorded rounds", why);
+  }
   return w;
 }
 

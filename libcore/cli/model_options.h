@@ -13,6 +13,7 @@
 #include "libcore/engine/engine.h"
 #include "libcore/engine/memory_plan.h"
 #include "libcore/format/tensor_source.h"
+#include "libcore/text/tokenizer.h"
 
 namespace fnx {
 
@@ -61,6 +62,8 @@ struct OpenedModel {
   Shard shard() const;
   // Generation stops; throws Input when the folder's configs are broken.
   std::vector<int32_t> stop_ids() const { return folder.empty() ? synthetic_stops : load_stop_ids(folder); }
+  // None when the folder has none.
+  std::optional<Tokenizer> tokenizer() const;
   // Throws Usage, Input or Unsupported; records the checkpoint and the backend in the receipt.
   static OpenedModel open(const ModelOptions& options, ToolRun& run);
   // What --draft asks of this model; `why_not` is a reason to decode plainly unless a number was given. Throws

@@ -6,12 +6,12 @@
 #include <limits>
 
 #include "libcore/base/path_text.h"
+#include "libcore/cli/prompts.h"
 #include "libcore/cli/rows.h"
 #include "libcore/engine/floor.h"
 #include "libcore/engine/pool_plan.h"
 #include "libcore/format/checkpoint.h"
 #include "libcore/format/synthetic_source.h"
-#include "libcore/receipt/document.h"
 
 namespace fnx {
 
@@ -51,6 +51,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
     config = ModelConfig::load(checkpoint->folder() / "config.json");
     source = std::move(checkpoint);
   }
+  require_context(config, o.context, "--context");
   PlanInput in;
   in.vram_bytes = parse_size(o.vram), in.ram_bytes = parse_size(o.ram), in.reserve_bytes = parse_size(o.reserve);
   in.state.slots = o.parallel, in.state.tokens = o.parallel * o.context, in.state.max_tokens = o.context;
@@ -60,9 +61,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
   const PoolPlan plan = plan_pools(*source, config, in);
 
   Receipt& receipt = run.receipt();
-  uint64_t bytes = 0;
-  for (const SourceFile& f : source->files()) bytes += f.bytes;
-  receipt.add_subject("checkpoint", is_synthetic(model) ? model : bare_name(model), bytes);
+  receipt.add_subject("checkpoint", is_synthetic(model) ? model : bare_name(model), source->file_bytes());
   Json& result = receipt.result;
   result["fits"] = plan.problem.empty();
   result["expert_lines"] = plan.lines;
@@ -94,18 +93,7 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
   if (!plan.problem.empty()) result["problem"] = plan.problem;
   Json shown = result;
   shown.update(evidence);
-  if (format == "json") {
-    run.print(pretty_json(shown));
-  } else {
-    if (format == "table")
-      for (const auto& [key, value] : shown.items())
-        if (key != "rows")
-          run.print(fmt::format("{}: {}\n", key,
-                                value.is_string()         ? value.get<std::string>()
-                                : value.is_number_float() ? fmt::format("{:.6g}", value.get<double>())
-                                                          : value.dump()));
-    run.print(rows_text(result["rows"], format));
-  }
+  run.print(result_text(shown, format));
   receipt.add_gate("fits", plan.problem.empty() ? 1 : 0, "==", 1, "plan");
 }
 

@@ -56,9 +56,7 @@ Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o
   int sources = 0;
   for (const auto& [key, value] : j.items()) {
     if (key == "id") {
-      if (!value.is_string() && !value.is_number_integer())
-        throw Error(ErrorKind::Input, "\"id\" is neither a string nor an integer");
-      p.id = value;
+      p.id = line_id(value);
       continue;
     }
     ++sources;
@@ -71,12 +69,7 @@ Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o
       need_tokenizer(tokenizer);
       p.ids = encode_chat(parse_messages(value), o, *tokenizer);
     } else if (key == "tokens") {
-      if (!value.is_array()) throw Error(ErrorKind::Input, "\"tokens\" is not a list");
-      for (const Json& t : value) {
-        if (!t.is_number_integer() || t < 0 || t > INT32_MAX)
-          throw Error(ErrorKind::Input, "\"tokens\" holds " + t.dump());
-        p.ids.push_back(t);
-      }
+      p.ids = line_tokens(value);
     } else {
       throw Error(ErrorKind::Input, fmt::format("unknown key \"{}\"; id, prompt, messages and tokens are known", key));
     }
@@ -86,6 +79,23 @@ Prompt parse_line(const std::string& line, size_t number, const PromptOptions& o
 }
 
 }  // namespace
+
+Json line_id(const Json& value) {
+  if (!value.is_string() && !value.is_number_integer())
+    throw Error(ErrorKind::Input, "\"id\" is neither a string nor an integer");
+  return value;
+}
+
+std::vector<int32_t> line_tokens(const Json& value) {
+  if (!value.is_array()) throw Error(ErrorKind::Input, "\"tokens\" is not a list");
+  std::vector<int32_t> ids;
+  for (const Json& id : value) {
+    if (!id.is_number_integer() || id < 0 || id > INT32_MAX)
+      throw Error(ErrorKind::Input, "\"tokens\" holds " + printable(id.dump()));
+    ids.push_back(id);
+  }
+  return ids;
+}
 
 std::string read_text(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
@@ -121,10 +131,10 @@ std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t strea
   return ids;
 }
 
-void require_context(const ModelConfig& config, int64_t tokens, std::string_view lower) {
+void require_context(const ModelConfig& config, int64_t tokens, std::string_view reduce, std::string_view sequence) {
   if (tokens > config.max_position_embeddings)
-    throw Error(ErrorKind::Usage, fmt::format("{} tokens a sequence, the model's context holds {}; lower {}", tokens,
-                                              config.max_position_embeddings, lower));
+    throw Error(ErrorKind::Input, fmt::format("{}: {} tokens, the model's context holds {}; reduce {}", sequence,
+                                              tokens, config.max_position_embeddings, reduce));
 }
 
 std::vector<Prompt> read_prompts(const PromptOptions& o, const Tokenizer* tokenizer, int64_t vocab) {

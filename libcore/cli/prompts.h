@@ -29,11 +29,16 @@ struct Prompt {
 // The whole of a file, or of stdin for "-"; throws Input.
 std::string read_text(const std::string& path);
 
+// The "id" and the "tokens" of a line of JSONL; throw Input for what is none.
+Json line_id(const Json& value);
+std::vector<int32_t> line_tokens(const Json& value);
+
 // `count` ids in [0, vocab), a pure function of `stream` and their places: a longer prompt begins with a shorter one.
 std::vector<int32_t> made_up_prompt(int64_t count, int64_t vocab, uint64_t stream = 0);
 
-// Throws Usage when a measured sequence of so many tokens exceeds the model's context; `lower` names the options.
-void require_context(const ModelConfig& config, int64_t tokens, std::string_view lower);
+// Throws Input when a sequence of so many tokens exceeds the model's context; `reduce` names what makes it shorter.
+void require_context(const ModelConfig& config, int64_t tokens, std::string_view reduce,
+                     std::string_view sequence = "a sequence");
 
 // Throws Usage unless exactly one source is given, Input naming line and reason for a bad line. `tokenizer` may be
 // null: then only ids are possible. `vocab` bounds made-up ids.

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "libcore/receipt/document.h"
+
 namespace fnx {
 namespace {
 
@@ -45,6 +47,18 @@ std::string rows_text(const Json& rows, const std::string& format) {
     out += '\n';
   }
   return out;
+}
+
+std::string result_text(const Json& result, const std::string& format) {
+  if (format == "json") return pretty_json(result);
+  std::string out;
+  for (const auto& [key, value] : result.items())
+    if (format == "table" && key != "rows")
+      out += fmt::format("{}: {}\n", key,
+                         value.is_string()         ? value.get<std::string>()
+                         : value.is_number_float() ? fmt::format("{:.6g}", value.get<double>())
+                                                   : value.dump());
+  return out + rows_text(result.value("rows", Json::array()), format);
 }
 
 }  // namespace fnx

@@ -151,7 +151,7 @@ void Engine::forward(std::span<const LaneInput> inputs, const Probe& probe) {
 void Engine::begin_experts(bool round) {
   if (weights_.pools)
     weights_.pools->begin(*stream_, pool_choices(batch_.rows),
-                          config().layers() + (weights_.mtp && has_draft_head() && draft_batch_.rows > 0), round);
+                          config().layers() + (runs_draft_head() && draft_batch_.rows > 0), round);
 }
 
 std::vector<int32_t> Engine::round(std::span<const LaneInput> inputs, std::span<const Draw> draws, int64_t valid,

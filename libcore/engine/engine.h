@@ -169,6 +169,7 @@ class Engine {
   int32_t last_place(int32_t slot) const;
   void list_kept_stacks(std::span<const Draw> draws);
   RowCopies kept_stacks(const View& places) const;
+  bool runs_draft_head() const { return has_draft_head() && weights_.mtp; }  // this rank
   void make_room(std::span<const LaneInput> inputs);
   // Absorbs all but the last of the rows that wait in these sequences.
   void catch_up(std::span<const int32_t> slots);

@@ -25,7 +25,7 @@ void Engine::launch_trunk(const Probe& probe) {
 }
 
 void Engine::launch_absorption() {
-  if (!has_draft_head() || !weights_.mtp) return;
+  if (!runs_draft_head()) return;
   gather_draft_stacks({});
   absorb_drafts();
   const auto late = static_cast<int64_t>(late_rows_.size());
@@ -35,7 +35,7 @@ void Engine::launch_absorption() {
 }
 
 RowCopies Engine::kept_stacks(const View& places) const {
-  return has_draft_head() && weights_.mtp ? RowCopies{places, state_.last_stacks()} : RowCopies{};
+  return runs_draft_head() ? RowCopies{places, state_.last_stacks()} : RowCopies{};
 }
 
 void Engine::complete(Injection& lacking, const View& stack) {

@@ -90,7 +90,7 @@ void Engine::stage_proposal(std::span<const Proposal> proposals, std::span<const
 }
 
 void Engine::launch_proposal(int64_t valid, bool greedy) {
-  const bool here = weights_.mtp.has_value();
+  const bool here = runs_draft_head();
   if (here) {
     gather_draft_stacks(kept_stacks(in_.keep.device));
     absorb_drafts();
@@ -136,7 +136,7 @@ std::vector<std::vector<int32_t>> Engine::propose(std::span<const Proposal> prop
   key.draft_steps = static_cast<int64_t>(chain_.size()), key.greedy = greedy;
   // Chains of several lengths have too many shapes to be worth a recording each.
   const bool even = proposals[order.front()].depth == proposals[order.back()].depth;
-  if (weights_.mtp && weights_.pools) weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
+  if (runs_draft_head() && weights_.pools) weights_.pools->begin(*stream_, pool_choices(draft_batch_.rows), 0, true);
   run_round(key, even, [&] { launch_proposal(valid, greedy); });
   if (chain_.empty()) return drafts;
   wait();
@@ -188,7 +188,7 @@ void Engine::catch_up(std::span<const int32_t> slots) {
       room -= count;
     }
     if (draft_lanes_.empty()) return;
-    if (!weights_.mtp) continue;
+    if (!runs_draft_head()) continue;
     staging_.begin();
     place_draft_rows(options_.max_rows - room, static_cast<int64_t>(draft_lanes_.size()));
     place_tables();

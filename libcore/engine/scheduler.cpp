@@ -367,25 +367,23 @@ class Run {
 
 }  // namespace
 
-StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions) {
+StateOptions state_for(std::span<const Request> requests, int64_t parallel) {
   StateOptions s;
   s.slots = std::max<int64_t>(1, std::min<int64_t>(parallel, static_cast<int64_t>(requests.size())));
   std::vector<int64_t> need;
-  for (const Request& r : requests) {
-    const auto whole = static_cast<int64_t>(r.prompt.size()) + r.max_tokens;
-    if (whole > max_positions)
-      throw Error(ErrorKind::Input,
-                  fmt::format("a prompt of {} tokens and {} to generate exceed the model's context of {} "
-                              "tokens; shorten the prompt or lower --max-tokens",
-                              r.prompt.size(), r.max_tokens, max_positions));
-    need.push_back(state_tokens(r));
-  }
+  for (const Request& r : requests) need.push_back(state_tokens(r));
   std::sort(need.rbegin(), need.rend());
   need.resize(std::min<size_t>(need.size(), s.slots));
   s.max_tokens = need.empty() ? 1 : need.front();
   // Every slot may hold the longest sequences at once; each rounds up to a page by itself, which the pool allows for.
   s.tokens = std::accumulate(need.begin(), need.end(), int64_t{0});
   return s;
+}
+
+int64_t max_rows_for(std::span<const Request> requests, int64_t parallel, int64_t chunk_rows, int64_t drafts) {
+  int64_t longest = 1;
+  for (const Request& r : requests) longest = std::max(longest, static_cast<int64_t>(r.prompt.size()));
+  return parallel * std::max(std::min(chunk_rows, longest), 1 + drafts);
 }
 
 void plan_reuse(std::span<Request> requests, int64_t least) {

@@ -65,7 +65,9 @@ struct SchedulerStats {
 };
 
 // Number of tokens that the KV pool needs for these requests: pass to StateOptions.
-StateOptions state_for(std::span<const Request> requests, int64_t parallel, int64_t max_positions);
+StateOptions state_for(std::span<const Request> requests, int64_t parallel);
+// Rows of their largest forward: a chunk of a prompt of each sequence, or what each verifies. Pass to EngineOptions.
+int64_t max_rows_for(std::span<const Request> requests, int64_t parallel, int64_t chunk_rows, int64_t drafts);
 
 // Lets every request go on from the longest prefix, of `least` tokens or more, that it shares with an earlier one.
 void plan_reuse(std::span<Request> requests, int64_t least);

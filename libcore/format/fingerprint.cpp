@@ -245,10 +245,8 @@ Fingerprint fingerprint(const Checkpoint& checkpoint, FingerprintKind kind, cons
 
 std::vector<std::string> sha256_of_files(const Checkpoint& checkpoint, const FingerprintOptions& options) {
   const std::span<const SourceFile> files = checkpoint.files();
-  uint64_t total = 0;
-  for (const SourceFile& file : files) total += file.bytes;
   std::vector<std::string> out(files.size());
-  Meter meter(options, total);
+  Meter meter(options, checkpoint.file_bytes());
   in_parallel(thread_count(options), files.size(), [&](size_t i) {
     out[i] = sha256_file(checkpoint.folder() / files[i].name);
     meter.add(files[i].bytes);

@@ -15,4 +15,10 @@ const TensorInfo& TensorSource::require(std::string_view name) const {
   return *info;
 }
 
+uint64_t TensorSource::file_bytes() const {
+  uint64_t bytes = 0;
+  for (const SourceFile& f : files()) bytes += f.bytes;
+  return bytes;
+}
+
 }  // namespace fnx

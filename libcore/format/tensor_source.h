@@ -63,6 +63,8 @@ class TensorSource {
 
   // As find and read, but throws Input naming the tensor when it is absent or of an unknown dtype.
   const TensorInfo& require(std::string_view name) const;
+  // Of all files together.
+  uint64_t file_bytes() const;
 };
 
 }  // namespace fnx

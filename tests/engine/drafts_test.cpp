@@ -48,7 +48,7 @@ std::vector<Request> requests_of(const Case& c) {
 Outcome run(const Case& c, const Outcome* plain = nullptr) {
   const std::vector<Request> requests = requests_of(c);
   EngineOptions o;
-  o.state = state_for(requests, c.sequences, 8192);
+  o.state = state_for(requests, c.sequences);
   o.state.kv_dtype = c.kv, o.state.draft_head = true, o.state.trials = c.depth, o.state.waiting = c.waiting;
   o.max_rows = c.most_rows > 0 ? c.most_rows : c.sequences * std::max(16, 1 + c.depth);
   o.graphs = c.graphs, o.inject_capture_failures = c.inject;
@@ -186,7 +186,7 @@ void stops_equal_plain(On on) {
       std::vector<Request> requests = requests_of(c);
       requests[0].stop_ids = {stop};
       EngineOptions o;
-      o.state = state_for(requests, 1, 8192);
+      o.state = state_for(requests, 1);
       o.state.draft_head = true, o.state.trials = depth;
       o.max_rows = 64;
       Engine engine(tiny_weights(on), backend_on(on), o);

@@ -39,7 +39,7 @@ TEST_CASE("golden: greedy generation gives the reference's ids for every prompt,
   }
   for (const int64_t parallel : {1, 8}) {
     EngineOptions o;
-    const StateOptions state = state_for(requests, parallel, 8192);
+    const StateOptions state = state_for(requests, parallel);
     auto engine = tiny_engine(state.slots, state.max_tokens, false, parallel * 256);
     std::vector<std::vector<int32_t>> out(requests.size());
     SchedulerEvents events;

@@ -31,7 +31,7 @@ Generated generate(const Weights& weights, On on, size_t sequences, int64_t toke
     requests.push_back(r);
   }
   EngineOptions o;
-  o.state = state_for(requests, static_cast<int64_t>(sequences), 8192);
+  o.state = state_for(requests, static_cast<int64_t>(sequences));
   o.state.draft_head = true, o.state.trials = drafts;
   o.state.kv_dtype = on == On::Cpu ? DType::F32 : DType::BF16;
   o.max_rows = static_cast<int64_t>(sequences) * chunk;

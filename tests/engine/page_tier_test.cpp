@@ -21,7 +21,7 @@ struct Case {
 Outcome run(const Weights& weights, Backend& backend, DType kv, std::vector<Request> requests, const Case& c) {
   if (c.reuse) plan_reuse(requests, 16);
   EngineOptions o;
-  o.state = state_for(requests, c.parallel, 8192);
+  o.state = state_for(requests, c.parallel);
   o.state.kv_dtype = kv, o.state.draft_head = true, o.state.trials = c.drafts;
   o.state.device_tokens = c.device_tokens;
   o.max_rows = c.parallel * std::max<int64_t>(c.chunk_rows, 1 + c.drafts), o.graphs = c.graphs;

@@ -171,7 +171,7 @@ Drafted run_drafts(Communicator* ranks, const Drafts& d) {
     requests.push_back(r);
   }
   EngineOptions o;
-  o.state = state_for(requests, 3, 2048);
+  o.state = state_for(requests, 3);
   o.state.draft_head = d.head, o.state.trials = d.depth;
   o.max_rows = 3 * 96;
   o.ranks = ranks;

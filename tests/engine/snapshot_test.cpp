@@ -27,7 +27,7 @@ std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& 
 Outcome run(std::vector<Request> requests, int64_t parallel, int32_t drafts, bool reuse, On on, DType kv) {
   if (reuse) plan_reuse(requests, 16);
   EngineOptions o;
-  o.state = state_for(requests, parallel, 8192);
+  o.state = state_for(requests, parallel);
   o.state.kv_dtype = kv, o.state.draft_head = true, o.state.trials = drafts;
   o.max_rows = parallel * 64, o.graphs = on == On::Replayed;
   Engine engine(tiny_weights(on), backend_on(on), o);
@@ -153,7 +153,7 @@ TEST_CASE("snapshot: a source that ended before it came so far is done without")
   requests[1].prompt = requests[0].prompt;
   requests[1].reuse_of = 0, requests[1].reuse_tokens = 100;  // nobody ends a chunk there
   EngineOptions o;
-  o.state = state_for(requests, 1, 8192);
+  o.state = state_for(requests, 1);
   o.max_rows = 64;
   Engine engine(tiny_weights(), cpu_backend(), o);
   std::vector<std::vector<int32_t>> tokens(2);

@@ -254,7 +254,7 @@ TEST_CASE("generate: an answer is cut where the context ends") {
     CHECK(run.exit_code == 0);
     CHECK(read_receipt(run, "fnx-generate")["result"]["answers"][0]["tokens"].size() == count);
   }
-  refused(generate({"--token-ids", "5,5,5,5,5,5,5,5"}, "", folder / "pack"), 3, {"8 tokens", "context"});
+  refused(generate({"--token-ids", "5,5,5,5,5,5,5,5"}, "", folder / "pack"), 3, {"9 tokens", "context"});
 }
 
 TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and unwritable receipts have their codes") {

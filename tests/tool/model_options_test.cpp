@@ -145,24 +145,39 @@ TEST_CASE("model options: what a tool or the cpu backend cannot do is refused wh
   }
 }
 
-TEST_CASE("model options: sequences beyond the model's context are refused by every tool, with its size") {
-  const std::map<std::string, std::vector<std::string>> beyond = {
-      {"fnx-generate", {"--prompt-tokens", "9000"}},
-      {"fnx-graph-ab", {"--context", "9000"}},
-      {"fnx-pool-ab", {"--expert-lines", "3", "--prompt-tokens", "9000"}},
-      {"fnx-draft-ab", {"--max-tokens", "9000"}},
-      {"fnx-reuse-check", {"--history", "9000"}},
-      {"fnx-capacity", {"--tokens", "9000"}},
-      {"fnx-prefill-sweep", {"--lengths", "9000"}},
-      {"fnx-tp-parity", {"--context", "9000"}},
-      {"fnx-round-profile", {"--context", "9000"}}};
-  for (Tool tool : kTools) {
-    CAPTURE(tool.name);
-    tool.work = {};
-    const RunResult done = run(tool, beyond.at(tool.name));
-    CAPTURE(done.err);
-    CHECK((done.exit_code == 2 || done.exit_code == 3));
-    CHECK(done.err.find("8192") != std::string::npos);
+TEST_CASE("model options: a sequence of one token more than the model's context is refused by every tool, with both") {
+  struct Length {
+    std::string option;
+    int64_t most;  // of that option, with what the tool adds to it, in a context of 8192
+    std::vector<std::string> more;
+  };
+  const std::map<std::string, Length> lengths = {
+      {"fnx-generate", {"--prompt-tokens", 8191, {}}},
+      {"fnx-graph-ab", {"--context", 8192 - 32, {}}},
+      {"fnx-pool-ab", {"--prompt-tokens", 8192 - 128, {"--expert-lines", "3"}}},
+      {"fnx-draft-ab", {"--max-tokens", 8192 - 64, {}}},
+      {"fnx-reuse-check", {"--history", 8192 - 31, {}}},
+      {"fnx-capacity", {"--tokens", 8192, {}}},
+      {"fnx-prefill-sweep", {"--lengths", 8192, {}}},
+      {"fnx-tp-parity", {"--context", 8192 - 16, {}}},
+      {"fnx-round-profile", {"--context", 8192 - 30, {}}},
+      {"fnx-inspect", {"--context", 8192, {"--plan"}}}};
+  for (const Tool& tool : kTools) REQUIRE(lengths.count(tool.name) == 1);
+  for (const auto& [name, length] : lengths) {
+    CAPTURE(name);
+    const auto with = [&](int64_t value) {
+      std::vector<std::string> words = {tool_path(name), "--model", kModel, length.option, std::to_string(value)};
+      words.insert(words.end(), length.more.begin(), length.more.end());
+      if (name != "fnx-inspect") words.insert(words.end(), {"--backend", "cpu", "--memory-plan"});
+      return run_command(words);
+    };
+    const RunResult most = with(length.most), over = with(length.most + 1);
+    CAPTURE(most.err);
+    CAPTURE(over.err);
+    const bool plans = name == "fnx-inspect" || cuda_runtime_version() != "none";
+    CHECK(most.exit_code == (plans ? 0 : 4));
+    CHECK(over.exit_code == 3);
+    CHECK(over.err.find("8193 tokens, the model's context holds 8192; reduce ") != std::string::npos);
   }
 }
 
@@ -206,6 +221,20 @@ TEST_CASE("model options: recordings fail as injected in every tool that records
     each_with(read_receipt(done, tool.name)["evidence"], "failed",
               [&](const Json& graphs) { failed += graphs["failed"].get<int64_t>(); });
     CHECK(failed >= 1);
+  }
+}
+
+TEST_CASE("model options: rounds planned on the host are not recorded, and the receipt says so, on a GPU") {
+  if (no_gpu()) return;
+  for (const Tool& tool : kTools) {
+    if (!(tool.graph || tool.both) || tool.name == "fnx-tp-parity") continue;  // that one needs two
+    CAPTURE(tool.name);
+    std::vector<std::string> more{"--planner", "host"};
+    if (tool.name != "fnx-pool-ab") more.insert(more.end(), {"--expert-lines", "3"});
+    const Json receipt = read_receipt(run(tool, more, kModel, "cuda"), tool.name);
+    CHECK(receipt["effective"].contains("graph") == tool.graph);
+    if (tool.graph) CHECK(receipt["effective"]["graph"]["value"] == "off");
+    CHECK((receipt["not_run"].dump().find("recorded rounds") != std::string::npos) == tool.both);
   }
 }
 

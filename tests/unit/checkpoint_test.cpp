@@ -3,10 +3,13 @@
 #include <doctest/doctest.h>
 
 #include "kernels/error.h"
+#include "tests/support/refusal.h"
 #include "tests/support/safetensors_file.h"
 
 using namespace fnx;
 using fnx::test::FileTensor;
+using fnx::test::has;
+using fnx::test::refusal_of;
 using fnx::test::TempDir;
 using fnx::test::tensor;
 using fnx::test::write_file;
@@ -32,13 +35,7 @@ void write_pack(const TempDir& dir) {
 }
 
 std::string refusal(const TempDir& dir, bool strict = true) {
-  try {
-    Checkpoint(dir.path(), {.strict = strict});
-  } catch (const Error& e) {
-    CHECK(e.kind() == ErrorKind::Input);
-    return e.what();
-  }
-  return "";
+  return refusal_of([&] { Checkpoint(dir.path(), {.strict = strict}); });
 }
 
 std::string problems(const TempDir& dir) {
@@ -47,8 +44,6 @@ std::string problems(const TempDir& dir) {
   for (const std::string& p : pack.problems()) all += p + "\n";
   return all;
 }
-
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

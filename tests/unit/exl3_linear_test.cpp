@@ -5,10 +5,13 @@
 #include "kernels/error.h"
 #include "libcore/format/checkpoint.h"
 #include "tests/support/memory_source.h"
+#include "tests/support/refusal.h"
 
 using namespace fnx;
 using fnx::test::FileTensor;
+using fnx::test::has;
 using fnx::test::MemorySource;
+using fnx::test::refusal_of;
 using fnx::test::tensor;
 
 namespace {
@@ -38,16 +41,8 @@ std::vector<FileTensor> without(std::vector<FileTensor> all, const std::string& 
 }
 
 std::string refusal(const std::vector<FileTensor>& tensors) {
-  try {
-    describe_linear(MemorySource(tensors), "l");
-  } catch (const Error& e) {
-    CHECK(e.kind() == ErrorKind::Input);
-    return e.what();
-  }
-  return "";
+  return refusal_of([&] { describe_linear(MemorySource(tensors), "l"); });
 }
-
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

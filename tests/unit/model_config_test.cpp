@@ -7,10 +7,13 @@
 
 #include "kernels/error.h"
 #include "libcore/format/json_text.h"
+#include "tests/support/refusal.h"
 #include "tests/support/temp_dir.h"
 
 using namespace fnx;
 using Json = nlohmann::ordered_json;
+using fnx::test::has;
+using fnx::test::refusal_of;
 using fnx::test::TempDir;
 using fnx::test::write_file;
 
@@ -19,16 +22,8 @@ namespace {
 Json tiny() { return read_json(FNX_SOURCE_DIR "/fixtures/flashnext-tiny/config.json"); }
 
 std::string refusal(const Json& root) {
-  try {
-    ModelConfig::parse(root);
-  } catch (const Error& e) {
-    CHECK(e.kind() == ErrorKind::Input);
-    return e.what();
-  }
-  return "";
+  return refusal_of([&] { ModelConfig::parse(root); });
 }
-
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

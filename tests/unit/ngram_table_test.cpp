@@ -7,10 +7,13 @@
 #include "kernels/error.h"
 #include "libcore/format/checkpoint.h"
 #include "tests/support/memory_source.h"
+#include "tests/support/refusal.h"
 
 using namespace fnx;
 using fnx::test::FileTensor;
+using fnx::test::has;
 using fnx::test::MemorySource;
+using fnx::test::refusal_of;
 using fnx::test::TempDir;
 using fnx::test::tensor;
 
@@ -46,16 +49,8 @@ bool row_is(const NgramTable& table, int64_t r) {
 }
 
 std::string refusal(const std::vector<FileTensor>& tensors) {
-  try {
-    NgramTable(MemorySource(tensors), kPrefix, kHeads, kDim);
-  } catch (const Error& e) {
-    CHECK(e.kind() == ErrorKind::Input);
-    return e.what();
-  }
-  return "";
+  return refusal_of([&] { NgramTable(MemorySource(tensors), kPrefix, kHeads, kDim); });
 }
-
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -3,9 +3,12 @@
 #include <doctest/doctest.h>
 
 #include "kernels/error.h"
+#include "tests/support/refusal.h"
 #include "tests/support/safetensors_file.h"
 
 using namespace fnx;
+using fnx::test::has;
+using fnx::test::refusal_of;
 using fnx::test::safetensors_bytes;
 
 namespace {
@@ -18,16 +21,8 @@ SafetensorsHeader parse(const std::string& header, size_t data_bytes = 0) {
 
 // The message of the Input error that `header` meets with; empty when it is read.
 std::string refusal(const std::string& header, size_t data_bytes = 64) {
-  try {
-    parse(header, data_bytes);
-  } catch (const Error& e) {
-    CHECK(e.kind() == ErrorKind::Input);
-    return e.what();
-  }
-  return "";
+  return refusal_of([&] { parse(header, data_bytes); });
 }
-
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 std::string entry(const std::string& shape, const std::string& offsets, const std::string& dtype = "\"F32\"") {
   return R"({"w":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
