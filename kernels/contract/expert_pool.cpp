@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <tuple>
+#include <utility>
 
 #include "kernels/contract/entry.h"
 #include "kernels/contract/families.h"
@@ -59,6 +60,7 @@ void add_order(Problem& p, Role role) {
 StageOrder ordered(const Problem& p, const PoolState& s, const std::vector<int32_t>& request) {
   StageOrder order = order_of(p);
   order.given = 1, order.places = 0, order.count = 0;
+  order.guessed = std::exchange(order.drawn, StageOrder::kClosed);
   for (const int32_t e : request) {
     if (std::ssize(request) > s.lines || s.line_of[e] >= 0) continue;
     if (const int64_t place = place_of(p, e); place >= 0)
@@ -98,7 +100,16 @@ Problem planned(const Problem& given) {
   return p;
 }
 
-enum class PlanFault : uint8_t { None, LargestKey, NoDecay, WavesProtected, HitsUnprotected, NoOrder, HitsOrdered };
+enum class PlanFault : uint8_t {
+  None,
+  LargestKey,
+  NoDecay,
+  WavesProtected,
+  HitsUnprotected,
+  NoOrder,
+  HitsOrdered,
+  OpenGuess
+};
 
 // The rule read aloud, on the state alone.
 void plan_host(Problem& p, PlanFault fault) {
@@ -113,6 +124,7 @@ void plan_host(Problem& p, PlanFault fault) {
   size_t serves = 0;
   StageOrder& order = order_of(p);
   order.given = fault != PlanFault::NoOrder, order.places = 0, order.count = 0;
+  order.guessed = std::exchange(order.drawn, fault == PlanFault::OpenGuess ? order.drawn : StageOrder::kClosed);
   for (const int32_t e : request) {
     s.count[e] += 256, s.touched[e] = ++w.clock, ++w.since_decay;
     if (request.size() <= kept.size() && (s.line_of[e] < 0 || fault == PlanFault::HitsOrdered)) {
@@ -198,7 +210,7 @@ void copies_domain(const Problem& p) {
   require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
 }
 
-int64_t pieces(const Problem& p) { return PoolStage::pieces_of(p.number("bytes")); }
+int64_t pieces(const Problem& p) { return (p.number("bytes") + PoolStage::kPiece - 1) / PoolStage::kPiece; }
 
 // What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any.
 void add_foreseen(Problem& p, Random& random, int64_t count) {
@@ -209,7 +221,6 @@ void add_foreseen(Problem& p, Random& random, int64_t count) {
 }
 void add_stage(Problem& p, Role role) {
   p.add("stage", DType::I32, role, false, {PoolStage::kPlaces, p.number("bytes") / 4});
-  p.add("there", DType::U8, role == Role::In ? role : Role::InOut, false, {PoolStage::kPlaces, pieces(p)});
 }
 
 // The place of the state's expert e on the stage, -1 without one.
@@ -219,6 +230,24 @@ int64_t staged_at(const Problem& p, int64_t e) {
   const int32_t* end = order.experts + order.count;
   const int64_t other = std::find(order.experts, end, static_cast<int32_t>(e)) - order.experts;
   return other < order.count ? PoolStage::kForeseen + other : -1;
+}
+
+// Of each place of the stage, the pieces that the guess brought, and those that the order wants beside them.
+struct PlacePieces {
+  int64_t from = 0, wanted = 0;
+};
+std::vector<PlacePieces> place_pieces(const Problem& p) {
+  const StageOrder order = order_of(p);
+  std::vector<PlacePieces> places(PoolStage::kPlaces);
+  int64_t guessed = order.guessed;
+  for (int32_t i = 0; i < PoolStage::kPlaces; ++i) {
+    PlacePieces& place = places[static_cast<size_t>(i)];
+    const bool foreseen = i < PoolStage::kForeseen;
+    if (foreseen && (order.lacking >> i & 1) != 0) guessed -= place.from = std::min(guessed, pieces(p));
+    if (foreseen ? (order.places >> i & 1) != 0 : i - PoolStage::kForeseen < order.count)
+      place.wanted = pieces(p) - place.from;
+  }
+  return places;
 }
 
 Expectation state_as(const Problem& given, const Problem& wanted) {
@@ -237,8 +266,7 @@ cuda::ForeseenExperts device_foreseen(const Problem& p, DeviceProblem& d) {
   cuda::ForeseenExperts f;
   f.ids = d.get<int32_t>("foreseen"), f.count = static_cast<int32_t>(p["foreseen"].size());
   f.first = static_cast<int32_t>(p.number("first"));
-  f.stage = {d.get<std::byte>("stage"), d.get<uint8_t>("there"), d.get<StageOrder>("order"), p.number("bytes"),
-             pieces(p)};
+  f.stage = {d.get<std::byte>("stage"), d.get<StageOrder>("order"), p.number("bytes"), pieces(p)};
   return f;
 }
 PoolState device_state(const Problem& p, DeviceProblem& d) {
@@ -276,6 +304,7 @@ std::unique_ptr<Kernel> plan_entry() {
     add_state(p, kind, random);
     add_foreseen(p, random, 12);
     add_order(p, Role::InOut);
+    order_of(p).drawn = static_cast<uint32_t>(random.below(1000));
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
@@ -302,7 +331,8 @@ std::unique_ptr<Kernel> plan_entry() {
   e.controls = {
       fault("the largest key leaves", PlanFault::LargestKey),   fault("counts never halved", PlanFault::NoDecay),
       fault("every wave protected", PlanFault::WavesProtected), fault("hits not protected", PlanFault::HitsUnprotected),
-      fault("an order that is not given", PlanFault::NoOrder),  fault("hits ordered too", PlanFault::HitsOrdered)};
+      fault("an order that is not given", PlanFault::NoOrder),  fault("hits ordered too", PlanFault::HitsOrdered),
+      fault("a guess that goes on", PlanFault::OpenGuess)};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::PlanExpertsParams q;
@@ -315,7 +345,7 @@ std::unique_ptr<Kernel> plan_entry() {
     q.lines = static_cast<std::byte*>(d.workspace("lines", 256)), q.line_bytes = p.number("bytes");
     q.foreseen.ids = d.get<int32_t>("foreseen"), q.foreseen.count = static_cast<int32_t>(p["foreseen"].size());
     q.foreseen.first = static_cast<int32_t>(q.first);
-    q.foreseen.stage = {q.lines, nullptr, d.get<StageOrder>("order"), q.line_bytes, 0};
+    q.foreseen.stage = {q.lines, d.get<StageOrder>("order"), q.line_bytes, 0};
     cuda::plan_experts(q, d.stream());
   };
 #endif
@@ -324,24 +354,37 @@ std::unique_ptr<Kernel> plan_entry() {
 
 // Line by line what the copies of the state bring.
 enum class FillFault : uint8_t { None, Crossed, WholeStage };
+// Of each place of the stage, the pieces that are there: the first.
+std::vector<int64_t> pieces_there(const Problem& p) {
+  const uint32_t drawn = order_of(p).drawn;
+  int64_t draws = drawn < StageOrder::kClosed ? 0 : drawn - StageOrder::kClosed;
+  std::vector<int64_t> there;
+  for (const PlacePieces& place : place_pieces(p)) {
+    const int64_t more = std::min(place.wanted, draws);
+    there.push_back(place.from + more), draws -= more;
+  }
+  return there;
+}
+void clear_order(StageOrder& order) { order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0; }
+
 void fill_host(Problem& p, FillFault fault) {
   const PoolState s = state_of(p);
   const int64_t line = p.number("bytes");
+  const std::vector<int64_t> pieces = pieces_there(p);
   for (int32_t i = 0; i < *s.fill_count; ++i) {
     const int32_t expert = s.fills[2 * i + 1];
     const int32_t from = fault == FillFault::Crossed ? s.fills[2 * (*s.fill_count - 1 - i) + 1] : expert;
     const int64_t place = staged_at(p, expert), bytes = expert_bytes(p, expert);
     for (int64_t at = 0, piece = 0; at < bytes; at += PoolStage::kPiece, ++piece) {
       const auto n = static_cast<size_t>(std::min(PoolStage::kPiece, bytes - at));
-      const bool there = place >= 0 && (fault == FillFault::WholeStage ||
-                                        p["there"].data()[place * pieces(p) + piece] != std::byte{0});
+      const bool there = place >= 0 && (fault == FillFault::WholeStage || piece < pieces[static_cast<size_t>(place)]);
       std::memcpy(p["lines"].data() + s.fills[2 * i] * line + at,
                   (there ? p["stage"].data() + place * line : p["bank"].data() + from * line) + at, n);
       s.words->taken_bytes += there ? n : 0;
     }
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
-  order_of(p).given = 0;
+  clear_order(order_of(p));
 }
 
 std::unique_ptr<Kernel> fill_entry() {
@@ -356,8 +399,7 @@ std::unique_ptr<Kernel> fill_entry() {
        {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
        {"stage", "bytes", "[32, bytes]", 16, "read where pieces are there"},
-       {"there", "U8", "[32, pieces]", 1, "read"},
-       {"order", "bytes", "StageOrder", 4, "read, given set to 0"},
+       {"order", "bytes", "StageOrder", 4, "read; given, drawn, lacking and go set to 0"},
        {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed"}},
       "none",
       "a line depends on the expert that is listed for it",
@@ -383,12 +425,20 @@ std::unique_ptr<Kernel> fill_entry() {
     add_stage(p, Role::In);
     add_order(p, Role::InOut);
     StageOrder& order = order_of(p);
-    order.given = 1;
-    for (int32_t i = 0; i < *s.fill_count && order.count < StageOrder::kMost; i += 3)
-      if (const int32_t expert = s.fills[2 * i + 1]; staged_at(p, expert) < 0) order.experts[order.count++] = expert;
+    order.given = 1, order.go = 1;
+    for (int32_t i = 0; i < *s.fill_count; i += 3) {
+      const int32_t expert = s.fills[2 * i + 1];
+      if (const int64_t place = place_of(p, expert); place >= 0)
+        order.places |= 1u << place;
+      else if (staged_at(p, expert) < 0 && order.count < StageOrder::kMost)
+        order.experts[order.count++] = expert;
+    }
+    // The guess and the order ended anywhere.
+    order.lacking = StageOrder::kKnown | static_cast<uint32_t>(random.below(1 << StageOrder::kForeseen));
+    order.guessed = static_cast<uint32_t>(random.below(PoolStage::kForeseen * pieces(p)));
+    order.drawn = StageOrder::kClosed + static_cast<uint32_t>(random.below((order.count + 4) * pieces(p)));
     // Other values than the bank's, so that it shows where a piece comes from.
     fill_words(p["stage"], random);
-    for (int64_t i = 0; i < p["there"].size(); ++i) p["there"].data()[i] = static_cast<std::byte>(random.below(2));
     p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
     return p;
   };
@@ -396,6 +446,8 @@ std::unique_ptr<Kernel> fill_entry() {
     Problem wanted = given;
     const PoolState s = state_of(wanted);
     const int64_t words = given.number("bytes") / 4;
+    const std::vector<int64_t> pieces = pieces_there(given);
+    clear_order(order_of(wanted));
     Expectation lines = expect_elements(given["lines"], [](int64_t) { return Bounded{0, kUntouched}; });
     for (int32_t i = 0; i < *s.fill_count; ++i) {
       const int64_t line = s.fills[2 * i], expert = s.fills[2 * i + 1], count = expert_bytes(given, expert) / 4;
@@ -403,14 +455,14 @@ std::unique_ptr<Kernel> fill_entry() {
       s.words->copied_bytes += static_cast<uint64_t>(4 * count);
       for (int64_t j = 0; j < count; ++j) {
         const auto at = static_cast<size_t>(line * words + j);
-        const bool there = place >= 0 && given["there"].at(place * pieces(given) + 4 * j / PoolStage::kPiece) != 0;
+        const bool there = place >= 0 && 4 * j / PoolStage::kPiece < pieces[static_cast<size_t>(place)];
         s.words->taken_bytes += there ? 4 : 0;
         lines.value[at] = there ? given["stage"].at(place * words + j) : given["bank"].at(expert * words + j);
         lines.bound[at] = 0;
       }
     }
     return std::vector<Expectation>{lines, state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
-                                      return Bounded{i == 0 ? 0.0 : given["order"].at(i), 0};
+                                      return Bounded{wanted["order"].at(i), 0};
                                     })};
   };
   e.domain = copies_domain;
@@ -429,43 +481,72 @@ std::unique_ptr<Kernel> fill_entry() {
   return make_kernel(std::move(e));
 }
 
-// What a stage has to get: of each place the state's expert, or -1.
-std::vector<int64_t> wanted_places(const Problem& p) {
+// What a stage gets: of each place the state's expert, -1 where it gets none, and the pieces of it.
+struct StagedPlace {
+  int64_t expert = -1, first = 0, last = 0;
+};
+uint32_t lacking_of(const Problem& p) {
   Problem copy = p;
   const PoolState s = state_of(copy);
-  const StageOrder order = order_of(p);
-  std::vector<int64_t> experts(PoolStage::kPlaces, -1);
+  uint32_t lacking = StageOrder::kKnown;
   for (int64_t i = 0; i < p["foreseen"].size(); ++i) {
     const int64_t e = p["foreseen"].as<int32_t>()[i] - p.number("first");
-    const bool lacks = e >= 0 && e < s.experts && s.line_of[e] < 0 && place_of(p, e) == i;
-    if (order.given != 0 ? (order.places >> i & 1) != 0 : lacks) experts[static_cast<size_t>(i)] = e;
+    if (e >= 0 && e < s.experts && s.line_of[e] < 0 && place_of(p, e) == i) lacking |= 1u << i;
   }
-  for (int32_t i = 0; order.given != 0 && i < order.count; ++i)
-    experts[static_cast<size_t>(PoolStage::kForeseen + i)] = order.experts[i];
-  return experts;
+  return lacking;
+}
+std::vector<StagedPlace> staged_places(const Problem& p) {
+  Problem known = p;
+  StageOrder& order = order_of(known);
+  order.lacking = lacking_of(p);
+  const bool given = order.given != 0;
+  if (!given) order.guessed = UINT32_MAX;
+  const std::vector<PlacePieces> pieces = place_pieces(known);
+  std::vector<StagedPlace> places(PoolStage::kPlaces);
+  for (size_t i = 0; i < places.size(); ++i) {
+    StagedPlace& place = places[i];
+    const bool foreseen = i < PoolStage::kForeseen;
+    if (given)
+      place.first = pieces[i].from, place.last = pieces[i].from + pieces[i].wanted;
+    else
+      place.last = pieces[i].from;
+    if (place.first < place.last)
+      place.expert =
+          foreseen ? p["foreseen"].as<int32_t>()[i] - p.number("first") : order.experts[i - PoolStage::kForeseen];
+  }
+  return places;
 }
 
-enum class AheadFault : uint8_t { None, Residents, Marks, NoOrder };
+// Each warp draws once more than it copies.
+uint32_t draws_of(const std::vector<StagedPlace>& places) {
+  int64_t draws = cuda::kForeseenWarps;
+  for (const StagedPlace& place : places) draws += place.last - place.first;
+  return static_cast<uint32_t>(draws);
+}
+
+enum class AheadFault : uint8_t { None, Residents, Guessed, NoOrder, NoGo };
 void foreseen_host(Problem& p, AheadFault fault) {
   const PoolState s = state_of(p);
   Problem read = p;
   if (fault == AheadFault::NoOrder) order_of(read).given = 0;
+  if (fault == AheadFault::Guessed) order_of(read).guessed = 0;
+  if (fault == AheadFault::Residents) std::fill_n(state_of(read).line_of, s.experts, -1);
   const bool given = order_of(read).given != 0;
-  const std::vector<int64_t> experts = wanted_places(read);
+  const std::vector<StagedPlace> places = staged_places(read);
   const int64_t line = p.number("bytes");
-  for (int64_t i = 0; i < std::ssize(experts); ++i) {
-    int64_t e = experts[static_cast<size_t>(i)];
-    if (fault == AheadFault::Residents && i < p["foreseen"].size())
-      if (const int64_t id = p["foreseen"].as<int32_t>()[i] - p.number("first"); id >= 0 && id < s.experts) e = id;
-    const int64_t bytes = e < 0 ? 0 : expert_bytes(p, e);
-    auto* there = p["there"].as<uint8_t>() + i * pieces(p);
-    for (int64_t piece = 0; piece < pieces(p); ++piece)
-      there[piece] = fault == AheadFault::Marks || piece * PoolStage::kPiece < bytes;
-    if (bytes == 0) continue;
-    std::memcpy(p["stage"].data() + i * line, p["bank"].data() + e * line, static_cast<size_t>(bytes));
-    (given ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(bytes);
+  StageOrder& order = order_of(p);
+  order.lacking = lacking_of(read);
+  order.drawn += draws_of(places);
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto [e, first, last] = places[i];
+    if (e < 0) continue;
+    const int64_t from = first * PoolStage::kPiece, to = std::min(last * PoolStage::kPiece, expert_bytes(p, e));
+    std::memcpy(p["stage"].data() + static_cast<int64_t>(i) * line + from, p["bank"].data() + e * line + from,
+                static_cast<size_t>(to - from));
+    (given ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(to - from);
     s.words->ahead += given ? 0 : 1;
   }
+  reinterpret_cast<StageOrder*>(p["next"].data())->go = fault != AheadFault::NoGo;
 }
 
 std::unique_ptr<Kernel> foreseen_entry() {
@@ -473,16 +554,16 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.record = {
       "fill_foreseen",
       "fill_foreseen",
-      {{"fill_foreseen_kernel", 512, 96, 0, 0, 0}},
+      {{"fill_foreseen_kernel", cuda::kForeseenThreads, 128, 0, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "6 blocks of 512 threads",
+      std::to_string(cuda::kForeseenBlocks) + " blocks of " + std::to_string(cuda::kForeseenThreads) + " threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
        {"state", "bytes", "PoolState of experts, lines and all", 8,
         "read, ahead, ahead_bytes and chosen_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
-       {"order", "bytes", "StageOrder", 4, "read again and again"},
-       {"stage", "bytes", "[32, bytes]", 16, "written where experts are foreseen and have no line, or ordered"},
-       {"there", "U8", "[32, pieces]", 1, "written for every piece"}},
+       {"order", "bytes", "StageOrder", 4, "read again and again, drawn and lacking written"},
+       {"next", "bytes", "StageOrder", 4, "go set to 1"},
+       {"stage", "bytes", "[32, bytes]", 16, "written where experts are foreseen and have no line, or ordered"}},
       "none",
       "a place depends on the expert that is foreseen or ordered for it, how much of it is there on when the order is "
       "given",
@@ -499,17 +580,20 @@ std::unique_ptr<Kernel> foreseen_entry() {
     add_state(p, kind, random);
     add_foreseen(p, random, PoolStage::kForeseen);
     add_stage(p, Role::Out);
-    add_order(p, Role::In);
+    add_order(p, Role::InOut);
+    std::fill_n(p.add("next", DType::I32, Role::InOut, false, {sizeof(StageOrder) / 4}).as<int32_t>(),
+                sizeof(StageOrder) / 4, 0);
+    StageOrder& order = order_of(p);
+    order.go = 1;
     if (kind == Kind::Directed) {
-      StageOrder& order = order_of(p);
-      order.given = 1;
+      order.given = 1, order.drawn = StageOrder::kClosed;
+      order.guessed = static_cast<uint32_t>(random.below(PoolStage::kForeseen * pieces(p)));
       for (int64_t e = static_cast<int64_t>(random.below(3)); e < p.number("experts"); e += 3)
         if (const int64_t place = place_of(p, e); place >= 0)
           order.places |= 1u << place;
         else if (order.count < StageOrder::kMost)
           order.experts[order.count++] = static_cast<int32_t>(e);
     }
-    std::fill_n(p["there"].data(), p["there"].size(), std::byte{7});
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
@@ -517,23 +601,26 @@ std::unique_ptr<Kernel> foreseen_entry() {
     const PoolState s = state_of(wanted);
     const int64_t words = given.number("bytes") / 4;
     Expectation stage = expect_elements(given["stage"], [](int64_t) { return Bounded{0, kUntouched}; });
-    const std::vector<int64_t> experts = wanted_places(given);
-    for (size_t i = 0; i < experts.size(); ++i) {
-      const int64_t count = experts[i] < 0 ? 0 : expert_bytes(given, experts[i]) / 4;
-      const bool ordered = order_of(given).given != 0;
-      s.words->ahead += count > 0 && !ordered;
-      (ordered ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(4 * count);
-      for (int64_t j = 0; j < count; ++j) {
+    const std::vector<StagedPlace> places = staged_places(given);
+    const bool ordered = order_of(given).given != 0;
+    for (size_t i = 0; i < places.size(); ++i) {
+      const auto [expert, first, last] = places[i];
+      if (expert < 0) continue;
+      const int64_t each = PoolStage::kPiece / 4, to = std::min(last * each, expert_bytes(given, expert) / 4);
+      s.words->ahead += ordered ? 0 : 1;
+      (ordered ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(4 * (to - first * each));
+      for (int64_t j = first * each; j < to; ++j) {
         const size_t at = i * static_cast<size_t>(words) + static_cast<size_t>(j);
-        stage.value[at] = given["bank"].at(experts[i] * words + j), stage.bound[at] = 0;
+        stage.value[at] = given["bank"].at(expert * words + j), stage.bound[at] = 0;
       }
     }
-    const Expectation there = expect_elements(given["there"], [&](int64_t i) {
-      const int64_t place = i / pieces(given), at = i % pieces(given) * PoolStage::kPiece;
-      const int64_t expert = experts[static_cast<size_t>(place)];
-      return Bounded{expert >= 0 && at < expert_bytes(given, expert) ? 1.0 : 0.0, 0};
-    });
-    return std::vector<Expectation>{stage, there, state_as(given, wanted)};
+    StageOrder& order = order_of(wanted);
+    order.lacking = lacking_of(given), order.drawn += draws_of(places);
+    reinterpret_cast<StageOrder*>(wanted["next"].data())->go = 1;
+    const auto as_wanted = [&](const char* name) {
+      return expect_elements(given[name], [&](int64_t i) { return Bounded{wanted[name].at(i), 0}; });
+    };
+    return std::vector<Expectation>{stage, state_as(given, wanted), as_wanted("order"), as_wanted("next")};
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
@@ -541,11 +628,14 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.refusals = {{"no lines", set_number("lines", 0)}, {"a stage off by 4 bytes", misalign("stage", 4)}};
   e.controls = {
       host_control("residents too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Residents); }),
-      host_control("every piece there", 2, [](Problem& p) { foreseen_host(p, AheadFault::Marks); }),
+      host_control("what the guess brought too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Guessed); }),
+      host_control("no go", 2, [](Problem& p) { foreseen_host(p, AheadFault::NoGo); }),
       host_control("an order that is not read", 2, [](Problem& p) { foreseen_host(p, AheadFault::NoOrder); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d)}, d.stream());
+    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d), true,
+                         d.get<StageOrder>("next")},
+                        d.stream());
   };
 #endif
   return make_kernel(std::move(e));
