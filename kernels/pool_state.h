@@ -63,8 +63,8 @@ struct StageOrder {
   // These, and `given`, are zero from fill_planned() on.
   uint32_t drawn;    // draws; the order closes the guess, and its own are counted from kClosed on
   uint32_t lacking;  // bit i: the expert foreseen for place i had no line, it is guessed; kKnown: this is decided
-  int32_t go;        // 1: what the stage before wants is on its way
-  uint32_t readers;  // blocks of fill_planned()
+  int32_t go;        // 1: what the stage before wants is on its way, or the order is given
+  uint32_t readers;  // blocks of fill_planned() that have read the order: the last one clears it
 };
 
 // Where experts that a layer will probably choose wait for its plan, and those that it then misses, as one run of

@@ -59,7 +59,7 @@ void add_order(Problem& p, Role role) {
 // What a plan of this request orders.
 StageOrder ordered(const Problem& p, const PoolState& s, const std::vector<int32_t>& request) {
   StageOrder order = order_of(p);
-  order.given = 1, order.places = 0, order.count = 0;
+  order.given = order.go = 1, order.places = 0, order.count = 0;
   order.guessed = std::exchange(order.drawn, StageOrder::kClosed);
   for (const int32_t e : request) {
     if (std::ssize(request) > s.lines || s.line_of[e] >= 0) continue;
@@ -123,7 +123,7 @@ void plan_host(Problem& p, PlanFault fault) {
   std::vector<bool> kept(static_cast<size_t>(s.lines), false);
   size_t serves = 0;
   StageOrder& order = order_of(p);
-  order.given = fault != PlanFault::NoOrder, order.places = 0, order.count = 0;
+  order.given = order.go = fault != PlanFault::NoOrder, order.places = 0, order.count = 0;
   order.guessed = std::exchange(order.drawn, fault == PlanFault::OpenGuess ? order.drawn : StageOrder::kClosed);
   for (const int32_t e : request) {
     s.count[e] += 256, s.touched[e] = ++w.clock, ++w.since_decay;
@@ -212,12 +212,20 @@ void copies_domain(const Problem& p) {
 
 int64_t pieces(const Problem& p) { return (p.number("bytes") + PoolStage::kPiece - 1) / PoolStage::kPiece; }
 
-// What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any.
-void add_foreseen(Problem& p, Random& random, int64_t count) {
+// What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any; of extremes none
+// that is the state's.
+void add_foreseen(Problem& p, Kind kind, Random& random, int64_t count) {
   auto* ids = p.add("foreseen", DType::I32, Role::In, false, {count}).as<int32_t>();
   for (int64_t i = 0; i < count; ++i)
     ids[i] = static_cast<int32_t>(p.number("first") + random.below(p.number("experts")));
   ids[1] = static_cast<int32_t>(p.number("all")) + 3, ids[4] = ids[2];
+  if (kind == Kind::Extremes) std::fill_n(ids, count, ids[1]);
+}
+// Draws of the guess before its order: none, all and more, or any.
+uint32_t guessed_draws(const Problem& p, Kind kind, Random& random) {
+  const int64_t all = PoolStage::kForeseen * pieces(p);
+  if (kind == Kind::Exponents) return 0;
+  return static_cast<uint32_t>(kind == Kind::NonFinite ? all + cuda::kForeseenWarps : random.below(all));
 }
 void add_stage(Problem& p, Role role) {
   p.add("stage", DType::I32, role, false, {PoolStage::kPlaces, p.number("bytes") / 4});
@@ -291,7 +299,7 @@ std::unique_ptr<Kernel> plan_entry() {
               "none",
               "choices outside the pool's experts are no part of the request; table and lines are not read"};
   e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(16, 1, true, 3, 4), pool_shape(12, 12, false, 16, 0),
-                   pool_shape(40, 17, false, 5, 8)};
+                   pool_shape(40, 17, false, 5, 8), pool_shape(200, 60, true, 64, 0)};
   e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(512, 2, true, 2048, 0),
                           pool_shape(256, 256, true, 1, 256), pool_shape(1024, 700, false, 4096, 0),
                           pool_shape(1, 1, true, 1, 0)};
@@ -302,9 +310,9 @@ std::unique_ptr<Kernel> plan_entry() {
     auto* ids = p.add("ids", DType::I32, Role::In, true, {rows, columns}).as<int32_t>();
     for (int64_t i = 0; i < rows * columns; ++i) ids[i] = static_cast<int32_t>(random.below(p.number("all")));
     add_state(p, kind, random);
-    add_foreseen(p, random, 12);
+    add_foreseen(p, kind, random, 12);
     add_order(p, Role::InOut);
-    order_of(p).drawn = static_cast<uint32_t>(random.below(1000));
+    order_of(p).drawn = guessed_draws(p, kind, random);
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
@@ -421,22 +429,22 @@ std::unique_ptr<Kernel> fill_entry() {
       int32_t* fill = s.fills + 2 * (*s.fill_count)++;
       fill[0] = l, fill[1] = static_cast<int32_t>((l * 5 + seed) % p.number("experts"));
     }
-    add_foreseen(p, random, 12);
+    add_foreseen(p, kind, random, 12);
     add_stage(p, Role::In);
     add_order(p, Role::InOut);
     StageOrder& order = order_of(p);
     order.given = 1, order.go = 1;
-    for (int32_t i = 0; i < *s.fill_count; i += 3) {
+    for (int32_t i = 0; i < *s.fill_count && kind != Kind::Cancelling; i += kind == Kind::Normal ? 3 : 1) {
       const int32_t expert = s.fills[2 * i + 1];
       if (const int64_t place = place_of(p, expert); place >= 0)
         order.places |= 1u << place;
       else if (staged_at(p, expert) < 0 && order.count < StageOrder::kMost)
         order.experts[order.count++] = expert;
     }
-    // The guess and the order ended anywhere.
-    order.lacking = StageOrder::kKnown | static_cast<uint32_t>(random.below(1 << StageOrder::kForeseen));
-    order.guessed = static_cast<uint32_t>(random.below(PoolStage::kForeseen * pieces(p)));
-    order.drawn = StageOrder::kClosed + static_cast<uint32_t>(random.below((order.count + 4) * pieces(p)));
+    const int64_t guessed = kind == Kind::Extremes ? 0 : random.below(1 << StageOrder::kForeseen);
+    order.lacking = StageOrder::kKnown | static_cast<uint32_t>(guessed);
+    order.guessed = guessed_draws(p, kind, random);
+    order.drawn = StageOrder::kClosed + 2 * guessed_draws(p, kind, random);
     // Other values than the bank's, so that it shows where a piece comes from.
     fill_words(p["stage"], random);
     p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
@@ -467,7 +475,7 @@ std::unique_ptr<Kernel> fill_entry() {
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { fill_host(p, FillFault::None); };
-  e.exact_kinds = {Kind::Normal};
+  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
   e.controls = {host_control("crossed lines", 2, [](Problem& p) { fill_host(p, FillFault::Crossed); }),
                 host_control("pieces that are not there", 2, [](Problem& p) { fill_host(p, FillFault::WholeStage); })};
@@ -578,17 +586,17 @@ std::unique_ptr<Kernel> foreseen_entry() {
     Random random(seed, 1);
     add_bank(p, random);
     add_state(p, kind, random);
-    add_foreseen(p, random, PoolStage::kForeseen);
+    add_foreseen(p, kind, random, PoolStage::kForeseen);
     add_stage(p, Role::Out);
     add_order(p, Role::InOut);
     std::fill_n(p.add("next", DType::I32, Role::InOut, false, {sizeof(StageOrder) / 4}).as<int32_t>(),
                 sizeof(StageOrder) / 4, 0);
     StageOrder& order = order_of(p);
     order.go = 1;
-    if (kind == Kind::Directed) {
+    if (kind != Kind::Normal) {
       order.given = 1, order.drawn = StageOrder::kClosed;
-      order.guessed = static_cast<uint32_t>(random.below(PoolStage::kForeseen * pieces(p)));
-      for (int64_t e = static_cast<int64_t>(random.below(3)); e < p.number("experts"); e += 3)
+      order.guessed = guessed_draws(p, kind, random);
+      for (int64_t e = random.below(3); e < p.number("experts") && kind != Kind::Cancelling; e += 3)
         if (const int64_t place = place_of(p, e); place >= 0)
           order.places |= 1u << place;
         else if (order.count < StageOrder::kMost)
@@ -624,7 +632,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
-  e.exact_kinds = {Kind::Normal, Kind::Directed};
+  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"a stage off by 4 bytes", misalign("stage", 4)}};
   e.controls = {
       host_control("residents too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Residents); }),

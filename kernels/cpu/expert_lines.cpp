@@ -128,7 +128,7 @@ void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& opti
   const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
   std::array<int64_t, PoolStage::kPlaces> there{};
   if (foreseen) {
-    // As if copies beside the plan had got as far as two thirds of the order.
+    // As if copies beside the plan had got as far as none of the order to all of it.
     const StageOrder& order = *stage.order;
     there = guessed_pieces(order, stage.pieces);
     std::vector<std::pair<int64_t, int32_t>> wanted;  // place and expert
@@ -138,7 +138,7 @@ void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& opti
       wanted.emplace_back(PoolStage::kForeseen + i, static_cast<int32_t>(b.first) + order.experts[i]);
     int64_t draws = 0;
     for (const auto& [place, expert] : wanted) draws += stage.pieces - there[static_cast<size_t>(place)];
-    draws -= draws / 3;
+    draws = draws * static_cast<int64_t>(s.words->requests / 4 % 4) / 3;
     for (const auto& [place, expert] : wanted) {
       int64_t& first = there[static_cast<size_t>(place)];
       const int64_t last = std::min(stage.pieces, first + draws);
@@ -159,7 +159,7 @@ void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& opti
   if (foreseen) stage.order->given = 0, stage.order->drawn = 0, stage.order->lacking = 0;
 }
 
-// Half of the guess, as if an order had ended it.
+// None of the guess to all of it, as if an order had ended it.
 void CpuBackend::fill_foreseen(Stream&, ExpertBank& bank, const PoolOptions& options, View state,
                                const Foreseen& foreseen) {
   auto& b = static_cast<CpuExperts&>(bank);
@@ -171,8 +171,8 @@ void CpuBackend::fill_foreseen(Stream&, ExpertBank& bank, const PoolOptions& opt
   for (auto id = ids.begin(); id != ids.end(); ++id)
     if (b.is_pooled(*id) && std::find(ids.begin(), id, *id) == id && s.line_of[*id - b.first] < 0)
       order.lacking |= 1u << (id - ids.begin());
-  const auto guess = static_cast<uint32_t>((std::popcount(order.lacking) - 1) * stage.pieces);
-  order.drawn = order.guessed = guess - guess / 2;
+  const int64_t guess = (std::popcount(order.lacking) - 1) * stage.pieces;
+  order.drawn = order.guessed = static_cast<uint32_t>(guess * static_cast<int64_t>(s.words->requests % 4) / 3);
   const auto guessed = guessed_pieces(order, stage.pieces);
   for (size_t i = 0; i < ids.size(); ++i) {
     s.words->ahead_bytes += bring(b, stage, static_cast<int64_t>(i), ids[i], 0, guessed[i]);

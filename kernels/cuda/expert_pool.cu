@@ -96,6 +96,7 @@ __device__ __forceinline__ void give_order(StageOrder& order, int lines, const P
   if (lane > 0) return;
   order.places = places, order.count = min(others, StageOrder::kMost);
   order.guessed = atomicExch(&order.drawn, StageOrder::kClosed);
+  order.go = 1;  // a go that gave up waiting may have come before the order was cleared
   __threadfence();
   *static_cast<volatile int32_t*>(&order.given) = 1;
 }
@@ -276,15 +277,14 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
   const int count = *p.state.fill_count;
   int2 fill = fills[min(tid, p.state.lines - 1)];  // with the count, which says whether it is one
   if (staging && tid < PoolStage::kPlaces) {
-    StageOrder& order = *stage.order;
+    const StageOrder& order = *stage.order;
     const int other = tid - PoolStage::kForeseen, expert = order.experts[max(other, 0)];
     const int foreseen = tid < f.count ? f.ids[tid] - f.first : -1;
     held[tid] = other < 0 ? foreseen : other < order.count ? expert : -1;
     const int drawn = static_cast<int>(order.drawn - StageOrder::kClosed);
     const OrderedPieces o = ordered_pieces(order, order.lacking, pieces);
+    // Who drew has copied: this launch waited for the end of those copies.
     came[tid] = o.from + min(max(drawn - o.begin, 0), o.count);
-    if (tid == 0 && atomicAdd(&order.readers, 1u) + 1 == gridDim.x)
-      order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0, order.readers = 0;
   }
   Word copied = 0, taken = 0;
   for (int start = 0; start < count; start += kTogether) {
@@ -333,9 +333,16 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
       }
     }
   }
+  __syncwarp();
   if (tid > 0) return;
   if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
   if (taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
+  if (!staging) return;
+  // The last block to have read the order clears it; copies that draw from it again start after a later launch.
+  StageOrder& order = *stage.order;
+  __threadfence();
+  if (atomicAdd(&order.readers, 1u) + 1 == gridDim.x)
+    order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0, order.readers = 0;
 }
 
 constexpr uint64_t kPatience = 2'000'000;  // ns
@@ -355,6 +362,7 @@ __device__ __forceinline__ bool await(const int32_t& flag) {
       __nanosleep(100);
     __threadfence();
   }
+  __syncwarp();
   return __shfl_sync(kFullWarp, seen, 0) != 0;
 }
 
@@ -381,7 +389,7 @@ __global__ void __launch_bounds__(kForeseenThreads, 1) fill_foreseen_kernel(Fill
   int words = static_cast<int>(foreseen.bytes / 16);
   OrderedPieces list{0, __popc(lacking & ((1u << lane) - 1)) * pieces, 0};
   if (lane < StageOrder::kForeseen && (lacking >> lane & 1) != 0) list.count = pieces;
-  if (p.follows) await(order.go);
+  if (p.follows) await(order.go);  // nothing lies behind it, it shares out the link: late is as good
 
   struct Piece {
     const uint4* source;  // of this lane, as what follows; null: there is none
@@ -397,7 +405,7 @@ __global__ void __launch_bounds__(kForeseenThreads, 1) fill_foreseen_kernel(Fill
       n = __shfl_sync(kFullWarp, n, 0);
       if (n >= StageOrder::kClosed) {
         if (!ordered) {
-          while (!await(order.given)) continue;  // given by now, or about to be
+          while (!await(order.given)) continue;  // its plan closed the guess: it runs, and gives the order without us
           const volatile StageOrder& o = order;
           const int other = lane - StageOrder::kForeseen;
           if (other >= 0) e = other < o.count ? o.experts[other] : -1;
@@ -419,7 +427,7 @@ __global__ void __launch_bounds__(kForeseenThreads, 1) fill_foreseen_kernel(Fill
                 reinterpret_cast<uint4*>(f.stage.lines + place * f.stage.line_bytes) + piece * kPieceWords + lane,
                 left - lane};
       }
-      if (ordered || !await(order.given)) break;
+      if (ordered || !await(order.given)) break;  // the plan may have to start yet: it does without these copies then
     }
     if (lane == 0 && p.next != nullptr) *static_cast<volatile int32_t*>(&p.next->go) = 1;
     return {nullptr, nullptr, 0};
