@@ -49,7 +49,9 @@ void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const Vie
   if (foreseen) backend_.wait(stream, *stage_filled_);
   if (next) backend_.wait(stream, *known);  // here, where it is over by now: the stack may change after compute()
   backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own, foreseen);
-  if (next) {  // beside the copies ahead of this bank, whose end they wait for
+  // Beside the copies ahead of this bank, which keep the link until they say go. `known` comes after the stack of this
+  // layer, and so after fill_planned() of the bank before, which read and cleared the same stage.
+  if (next) {
     Pool& after = pools_[bank + 1];
     Stream& ahead = *(bank % 2 == 0 ? ahead_stream_ : other_ahead_stream_);
     backend_.wait(ahead, *known);
