@@ -75,10 +75,12 @@ struct ServedExpert {
 struct PoolOptions;  // kernels/expert_planner.h
 
 // A guess at what rows will choose of a layer, and where copies of it wait: ids I32 [R, k], stage U8 [PoolStage::bytes
-// of the pools' line_bytes]. Both empty: nothing was foreseen.
+// of the pools' line_bytes]. Both empty: nothing was foreseen. The copies leave the link to those of the layer before,
+// when they follow such, and then to those of the next layer's stage, which may be empty.
 struct Foreseen {
-  View ids, stage;
+  View ids, stage, next_stage;
   int64_t line_bytes = 0;
+  bool follows = false;
   explicit operator bool() const { return ids.data != nullptr; }
 };
 

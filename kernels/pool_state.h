@@ -50,36 +50,41 @@ struct PoolState {
   }
 };
 
-// What a plan wants of a stage whose copies run beside it.
+// What a plan wants of a stage whose copies run beside it, and how far these are. Copies draw their pieces from one
+// counter, first of the guess, then of the order: in each place after place, ascending; who draws a piece copies it.
 struct StageOrder {
-  static constexpr int32_t kMost = 16;
+  static constexpr int32_t kMost = 16, kForeseen = 16;
+  static constexpr uint32_t kClosed = 1u << 30, kKnown = 1u << kForeseen;
   int32_t given;    // 1 as soon as what follows is known
   uint32_t places;  // bit i: the expert foreseen for place i
   int32_t count;    // and these of the state's experts, for the places behind those foreseen
   int32_t experts[kMost];
+  uint32_t guessed;  // draws before the order: what they brought is no part of it
+  // These, and `given`, are zero from fill_planned() on.
+  uint32_t drawn;    // draws; the order closes the guess, and its own are counted from kClosed on
+  uint32_t lacking;  // bit i: the expert foreseen for place i had no line, it is guessed; kKnown: this is decided
+  int32_t go;        // 1: what the stage before wants is on its way, or the order is given
+  uint32_t readers;  // blocks of fill_planned() that have read the order: the last one clears it
 };
 
 // Where experts that a layer will probably choose wait for its plan, and those that it then misses, as one run of
 // bytes: those of Foreseen::ids, place by place, and behind them the order's, as far as their copies came.
 struct PoolStage {
-  static constexpr int32_t kForeseen = 16;  // the first of the ids
+  static constexpr int32_t kForeseen = StageOrder::kForeseen;  // the first of the ids
   static constexpr int32_t kPlaces = kForeseen + StageOrder::kMost;
-  static constexpr int64_t kPiece = 4 << 10;  // bytes that are there or not
+  static constexpr int64_t kPiece = 4 << 10;  // bytes that are copied by one
   std::byte* lines = nullptr;                 // [kPlaces, line_bytes]
-  uint8_t* there = nullptr;                   // [kPlaces, pieces]
   StageOrder* order = nullptr;
   int64_t line_bytes = 0, pieces = 0;  // pieces: of a line, the last in part
 
-  static constexpr int64_t pieces_of(int64_t line_bytes) { return (line_bytes + kPiece - 1) / kPiece; }
   static constexpr int64_t bytes(int64_t line_bytes) {
-    return kPlaces * (line_bytes + pieces_of(line_bytes)) + static_cast<int64_t>(sizeof(StageOrder));
+    return kPlaces * line_bytes + static_cast<int64_t>(sizeof(StageOrder));
   }
   static PoolStage at(std::byte* data, int64_t line_bytes) {
     PoolStage s;
-    s.line_bytes = line_bytes, s.pieces = pieces_of(line_bytes);
+    s.line_bytes = line_bytes, s.pieces = (line_bytes + kPiece - 1) / kPiece;
     s.lines = data;
-    s.there = reinterpret_cast<uint8_t*>(data + kPlaces * line_bytes);
-    s.order = reinterpret_cast<StageOrder*>(s.there + kPlaces * s.pieces);
+    s.order = reinterpret_cast<StageOrder*>(data + kPlaces * line_bytes);
     return s;
   }
 };

@@ -1,186 +1,14 @@
-// Pools of offloaded experts on the device: their plans and copies.
+// Pools of offloaded experts on the device: their copies.
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 
 #include "kernels/contract/entry.h"
 #include "kernels/contract/families.h"
-#include "kernels/cuda/expert_pool.h"
-#include "kernels/expert_planner.h"
+#include "kernels/contract/pool_problem.h"
 
 namespace fnx::contract {
 
 namespace {
-
-PoolState state_of(Problem& p) {
-  return PoolState::at(p["state"].data(), p.number("experts"), p.number("lines"), p.number("all"));
-}
-
-// Bytes of the state's expert, some smaller than others.
-int64_t expert_bytes(const Problem& p, int64_t expert) { return p.number("bytes") - 16 * (expert % 3); }
-
-PoolOptions options_of(const Problem& p) {
-  return {static_cast<int32_t>(p.number("experts")), static_cast<int32_t>(p.number("lines")),
-          p.number("counts") != 0 ? PoolPolicy::LfuDecay : PoolPolicy::Lru, static_cast<uint32_t>(p.number("decay"))};
-}
-
-// The request, and heat for every choice.
-std::vector<int32_t> take_choices(const Problem& p, const PoolState& s) {
-  std::vector<int32_t> request;
-  const auto* ids = p["ids"].as<int32_t>();
-  for (int64_t i = 0; i < p.rows * p.number("k"); ++i) {
-    const int32_t id = ids[i / p.number("k") * p.number("columns") + i % p.number("k")];
-    const auto e = static_cast<int32_t>(id - p.number("first"));
-    if (id >= 0 && id < s.all) ++s.heat[id];
-    if (e >= 0 && e < s.experts && std::find(request.begin(), request.end(), e) == request.end()) request.push_back(e);
-  }
-  return request;
-}
-
-// The place of the state's expert e among those foreseen, -1 without one.
-int64_t place_of(const Problem& p, int64_t e) {
-  const auto* ids = p["foreseen"].as<int32_t>();
-  const int64_t count = p["foreseen"].size(), place = std::find(ids, ids + count, e + p.number("first")) - ids;
-  return place < count ? place : -1;
-}
-
-StageOrder& order_of(Problem& p) { return *reinterpret_cast<StageOrder*>(p["order"].data()); }
-StageOrder order_of(const Problem& p) {
-  StageOrder order;
-  std::memcpy(&order, p["order"].data(), sizeof order);
-  return order;
-}
-void add_order(Problem& p, Role role) {
-  auto* words = p.add("order", DType::I32, role, false, {sizeof(StageOrder) / 4}).as<int32_t>();
-  std::fill_n(words, sizeof(StageOrder) / 4, 0);
-}
-
-// What a plan of this request orders.
-StageOrder ordered(const Problem& p, const PoolState& s, const std::vector<int32_t>& request) {
-  StageOrder order = order_of(p);
-  order.given = 1, order.places = 0, order.count = 0;
-  for (const int32_t e : request) {
-    if (std::ssize(request) > s.lines || s.line_of[e] >= 0) continue;
-    if (const int64_t place = place_of(p, e); place >= 0)
-      order.places |= 1u << place;
-    else if (order.count < StageOrder::kMost)
-      order.experts[order.count++] = e;
-  }
-  return order;
-}
-
-void list_copies(const Problem& p, const PoolState& s, const std::vector<int32_t>& was,
-                 const std::vector<int32_t>& request) {
-  *s.fill_count = 0;
-  for (int32_t l = 0; l < s.lines; ++l) {
-    if (s.expert_of[l] == was[static_cast<size_t>(l)]) continue;
-    int32_t* fill = s.fills + 2 * (*s.fill_count)++;
-    fill[0] = l, fill[1] = s.expert_of[l];
-    ++s.words->placed, s.words->placed_bytes += static_cast<uint64_t>(expert_bytes(p, fill[1]));
-  }
-  for (const int32_t e : request)
-    if (s.line_of[e] < 0) ++s.words->in_place, s.words->in_place_bytes += static_cast<uint64_t>(expert_bytes(p, e));
-}
-
-std::vector<int32_t> held(const PoolState& s) { return {s.expert_of, s.expert_of + s.lines}; }
-
-// As the planner of a host leaves it.
-Problem planned(const Problem& given) {
-  Problem p = given;
-  const PoolState s = state_of(p);
-  const std::vector<int32_t> was = held(s), request = take_choices(p, s);
-  order_of(p) = ordered(p, s, request);
-  ExpertPlanner planner(options_of(p));
-  planner.load(s);
-  planner.plan(request);
-  planner.store(s);
-  list_copies(p, s, was, request);
-  return p;
-}
-
-enum class PlanFault : uint8_t { None, LargestKey, NoDecay, WavesProtected, HitsUnprotected, NoOrder, HitsOrdered };
-
-// The rule read aloud, on the state alone.
-void plan_host(Problem& p, PlanFault fault) {
-  const PoolState s = state_of(p);
-  const std::vector<int32_t> was = held(s), request = take_choices(p, s);
-  PoolWords& w = *s.words;
-  const auto decay = static_cast<uint64_t>(p.number("decay"));
-  for (; w.since_decay >= decay && fault != PlanFault::NoDecay; w.since_decay -= decay)
-    for (int32_t e = 0; e < s.experts; ++e) s.count[e] /= 2;
-  std::vector<int32_t> misses;
-  std::vector<bool> kept(static_cast<size_t>(s.lines), false);
-  size_t serves = 0;
-  StageOrder& order = order_of(p);
-  order.given = fault != PlanFault::NoOrder, order.places = 0, order.count = 0;
-  for (const int32_t e : request) {
-    s.count[e] += 256, s.touched[e] = ++w.clock, ++w.since_decay;
-    if (request.size() <= kept.size() && (s.line_of[e] < 0 || fault == PlanFault::HitsOrdered)) {
-      if (const int64_t place = place_of(p, e); place >= 0)
-        order.places |= 1u << place;
-      else if (order.count < StageOrder::kMost)
-        order.experts[order.count++] = e;
-    }
-    if (s.line_of[e] < 0) {
-      misses.push_back(e);
-    } else {
-      ++serves;
-      kept[static_cast<size_t>(s.line_of[e])] = fault != PlanFault::HitsUnprotected;
-    }
-  }
-  ++w.requests, w.touches += request.size(), w.misses += misses.size(), w.hits += serves;
-  w.waves += request.empty() ? 0 : 1;
-  for (const int32_t e : misses) {
-    if (serves == static_cast<size_t>(s.lines)) {
-      if (fault != PlanFault::WavesProtected) kept.assign(kept.size(), false);
-      serves = 0, ++w.waves;
-    }
-    int32_t best = -1;
-    const auto key = [&](int32_t l) {
-      const int32_t x = s.expert_of[l];
-      const uint32_t count = x >= 0 && p.number("counts") != 0 ? s.count[x] : 0;
-      return x < 0 ? std::tuple(0, 0u, uint64_t{0}) : std::tuple(1, count, s.touched[x]);
-    };
-    for (int32_t l = 0; l < s.lines; ++l) {
-      if (kept[static_cast<size_t>(l)]) continue;
-      if (best < 0 || (fault == PlanFault::LargestKey ? key(l) > key(best) : key(l) < key(best))) best = l;
-    }
-    if (best < 0) best = 0;  // of a fault
-    if (const int32_t old = s.expert_of[best]; old >= 0) s.line_of[old] = -1, ++w.evictions, --w.resident;
-    s.expert_of[best] = e, s.line_of[e] = best, kept[static_cast<size_t>(best)] = true;
-    ++w.fills, ++w.fills_by_kind[0], ++w.resident, ++serves;
-  }
-  list_copies(p, s, was, request);
-}
-
-Shape pool_shape(int64_t experts, int64_t lines, bool counts, int64_t decay, int64_t first, int64_t bytes = 4096) {
-  return {std::to_string(lines) + " lines of " + std::to_string(experts) + " experts" + (counts ? "" : ", lru"),
-          {{"experts", experts},
-           {"lines", lines},
-           {"all", experts + first + 1},
-           {"first", first},
-           {"counts", counts},
-           {"decay", decay},
-           {"k", 4},
-           {"columns", 5},
-           {"bytes", bytes}}};
-}
-
-// A state after some requests, so that lines are full, in part or not at all.
-void add_state(Problem& p, Kind kind, Random& random) {
-  const PoolOptions o = options_of(p);
-  const PoolState offsets = PoolState::at(nullptr, o.experts, o.lines, p.number("all"));
-  const auto words = static_cast<int64_t>(reinterpret_cast<uintptr_t>(offsets.expert_of + o.lines) / 4);
-  p.add("state", DType::I32, Role::InOut, false, {words});
-  ExpertPlanner planner(o);
-  const int64_t requests = kind == Kind::Normal ? o.lines : static_cast<int64_t>(kind) * 3;
-  for (int64_t r = 0; r < requests; ++r) {
-    std::vector<int32_t> ids;
-    for (int i = 0; i < 5; ++i) ids.push_back(static_cast<int32_t>(random.below(o.experts)));
-    planner.plan(distinct_experts(ids, o.experts));
-  }
-  planner.store(state_of(p));
-}
 
 void fill_words(Operand& o, Random& random) {
   auto* words = o.as<int32_t>();
@@ -198,18 +26,8 @@ void copies_domain(const Problem& p) {
   require_range("bytes", p.number("bytes"), 16, INT32_MAX, 16);
 }
 
-int64_t pieces(const Problem& p) { return PoolStage::pieces_of(p.number("bytes")); }
-
-// What is foreseen, by places of the stage: an expert twice, one that is not the state's, and any.
-void add_foreseen(Problem& p, Random& random, int64_t count) {
-  auto* ids = p.add("foreseen", DType::I32, Role::In, false, {count}).as<int32_t>();
-  for (int64_t i = 0; i < count; ++i)
-    ids[i] = static_cast<int32_t>(p.number("first") + random.below(p.number("experts")));
-  ids[1] = static_cast<int32_t>(p.number("all")) + 3, ids[4] = ids[2];
-}
 void add_stage(Problem& p, Role role) {
   p.add("stage", DType::I32, role, false, {PoolStage::kPlaces, p.number("bytes") / 4});
-  p.add("there", DType::U8, role == Role::In ? role : Role::InOut, false, {PoolStage::kPlaces, pieces(p)});
 }
 
 // The place of the state's expert e on the stage, -1 without one.
@@ -221,127 +39,67 @@ int64_t staged_at(const Problem& p, int64_t e) {
   return other < order.count ? PoolStage::kForeseen + other : -1;
 }
 
-Expectation state_as(const Problem& given, const Problem& wanted) {
-  return expect_elements(given["state"], [&](int64_t i) { return Bounded{wanted["state"].at(i), 0}; });
+// Of each place of the stage, the pieces that the guess brought, and those that the order wants beside them.
+struct PlacePieces {
+  int64_t from = 0, wanted = 0;
+};
+std::vector<PlacePieces> place_pieces(const Problem& p) {
+  const StageOrder order = order_of(p);
+  std::vector<PlacePieces> places(PoolStage::kPlaces);
+  int64_t guessed = order.guessed;
+  for (int32_t i = 0; i < PoolStage::kPlaces; ++i) {
+    PlacePieces& place = places[static_cast<size_t>(i)];
+    const bool foreseen = i < PoolStage::kForeseen;
+    if (foreseen && (order.lacking >> i & 1) != 0) guessed -= place.from = std::min(guessed, pieces(p));
+    if (foreseen ? (order.places >> i & 1) != 0 : i - PoolStage::kForeseen < order.count)
+      place.wanted = pieces(p) - place.from;
+  }
+  return places;
 }
 
 #ifdef FNX_HAS_CUDA
-const cuda::PooledExpert* homes(const Problem& p, DeviceProblem& d, const std::byte* bank) {
-  std::vector<cuda::PooledExpert> list;
-  for (int64_t e = 0; e < p.number("experts"); ++e)
-    list.push_back({bank + e * p.number("bytes"), 256, 512, expert_bytes(p, e)});
-  return static_cast<const cuda::PooledExpert*>(
-      d.constant("homes", list.data(), list.size() * sizeof(cuda::PooledExpert)));
-}
 cuda::ForeseenExperts device_foreseen(const Problem& p, DeviceProblem& d) {
   cuda::ForeseenExperts f;
   f.ids = d.get<int32_t>("foreseen"), f.count = static_cast<int32_t>(p["foreseen"].size());
   f.first = static_cast<int32_t>(p.number("first"));
-  f.stage = {d.get<std::byte>("stage"), d.get<uint8_t>("there"), d.get<StageOrder>("order"), p.number("bytes"),
-             pieces(p)};
+  f.stage = {d.get<std::byte>("stage"), d.get<StageOrder>("order"), p.number("bytes"), pieces(p)};
   return f;
 }
-PoolState device_state(const Problem& p, DeviceProblem& d) {
-  return PoolState::at(d.get<std::byte>("state"), p.number("experts"), p.number("lines"), p.number("all"));
-}
 #endif
-
-std::unique_ptr<Kernel> plan_entry() {
-  Entry e;
-  e.record = {"plan_experts",
-              "plan_experts",
-              {{"plan_experts_kernel", 512, 64, 44 * 1024, 0, 0}},
-              "1 <= lines <= experts <= 1024, 1 <= k <= columns, rows * k up to 65536, a decay from 1 touch on",
-              "one block of 512 threads",
-              {{"ids", "I32", "[rows, columns]", 4, "read"},
-               {"state", "bytes", "PoolState of experts, lines and all", 8, "read and written"},
-               {"foreseen", "I32", "[up to 16]", 4, "read"},
-               {"order", "bytes", "StageOrder", 4, "written, given last"}},
-              "none",
-              "none: a request is the choices of all rows",
-              "none: integers, by the rule of the planner on the host",
-              "none",
-              "choices outside the pool's experts are no part of the request; table and lines are not read"};
-  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(16, 1, true, 3, 4), pool_shape(12, 12, false, 16, 0),
-                   pool_shape(40, 17, false, 5, 8)};
-  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(512, 2, true, 2048, 0),
-                          pool_shape(256, 256, true, 1, 256), pool_shape(1024, 700, false, 4096, 0),
-                          pool_shape(1, 1, true, 1, 0)};
-  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
-    Problem p{rows, shape.numbers, {}};
-    Random random(seed, 1);
-    const int64_t columns = p.number("columns");
-    auto* ids = p.add("ids", DType::I32, Role::In, true, {rows, columns}).as<int32_t>();
-    for (int64_t i = 0; i < rows * columns; ++i) ids[i] = static_cast<int32_t>(random.below(p.number("all")));
-    add_state(p, kind, random);
-    add_foreseen(p, random, 12);
-    add_order(p, Role::InOut);
-    return p;
-  };
-  e.expect = [](const Problem& given, const Problem&) {
-    const Problem wanted = planned(given);
-    return std::vector<Expectation>{state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
-                                      return Bounded{wanted["order"].at(i), 0};
-                                    })};
-  };
-  e.domain = [](const Problem& p) {
-    require_range("experts", p.number("experts"), 1, 1024);
-    require_range("lines", p.number("lines"), 1, p.number("experts"));
-    require_range("k", p.number("k"), 1, p.number("columns"));
-    require_range("choices", p.rows * p.number("k"), 0, 65536);
-    require_range("decay", p.number("decay"), 1, UINT32_MAX);
-  };
-  e.host = [](Problem& p) { plan_host(p, PlanFault::None); };
-  e.exact_kinds = {Kind::Normal, Kind::Directed};
-  e.refusals = {{"no lines", set_number("lines", 0)},
-                {"a choice longer than a row", set_number("k", 6)},
-                {"a decay at every touch less than one", set_number("decay", 0)}};
-  const auto fault = [](const char* name, PlanFault f) {
-    return host_control(name, 2, [f](Problem& p) { plan_host(p, f); });
-  };
-  e.controls = {
-      fault("the largest key leaves", PlanFault::LargestKey),   fault("counts never halved", PlanFault::NoDecay),
-      fault("every wave protected", PlanFault::WavesProtected), fault("hits not protected", PlanFault::HitsUnprotected),
-      fault("an order that is not given", PlanFault::NoOrder),  fault("hits ordered too", PlanFault::HitsOrdered)};
-#ifdef FNX_HAS_CUDA
-  e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::PlanExpertsParams q;
-    q.state = device_state(p, d);
-    q.counts = p.number("counts") != 0, q.decay_touches = static_cast<uint32_t>(p.number("decay"));
-    q.ids = d.get<int32_t>("ids"), q.rows = p.rows, q.columns = p.number("columns"), q.k = p.number("k");
-    q.first = p.number("first");
-    q.homes = homes(p, d, nullptr);
-    q.table = static_cast<cuda::Exl3Expert*>(d.workspace("table", p.number("experts") * sizeof(cuda::Exl3Expert)));
-    q.lines = static_cast<std::byte*>(d.workspace("lines", 256)), q.line_bytes = p.number("bytes");
-    q.foreseen.ids = d.get<int32_t>("foreseen"), q.foreseen.count = static_cast<int32_t>(p["foreseen"].size());
-    q.foreseen.first = static_cast<int32_t>(q.first);
-    q.foreseen.stage = {q.lines, nullptr, d.get<StageOrder>("order"), q.line_bytes, 0};
-    cuda::plan_experts(q, d.stream());
-  };
-#endif
-  return make_kernel(std::move(e));
-}
 
 // Line by line what the copies of the state bring.
 enum class FillFault : uint8_t { None, Crossed, WholeStage };
+// Of each place of the stage, the pieces that are there: the first.
+std::vector<int64_t> pieces_there(const Problem& p) {
+  const uint32_t drawn = order_of(p).drawn;
+  int64_t draws = drawn < StageOrder::kClosed ? 0 : drawn - StageOrder::kClosed;
+  std::vector<int64_t> there;
+  for (const PlacePieces& place : place_pieces(p)) {
+    const int64_t more = std::min(place.wanted, draws);
+    there.push_back(place.from + more), draws -= more;
+  }
+  return there;
+}
+void clear_order(StageOrder& order) { order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0; }
+
 void fill_host(Problem& p, FillFault fault) {
   const PoolState s = state_of(p);
   const int64_t line = p.number("bytes");
+  const std::vector<int64_t> pieces = pieces_there(p);
   for (int32_t i = 0; i < *s.fill_count; ++i) {
     const int32_t expert = s.fills[2 * i + 1];
     const int32_t from = fault == FillFault::Crossed ? s.fills[2 * (*s.fill_count - 1 - i) + 1] : expert;
     const int64_t place = staged_at(p, expert), bytes = expert_bytes(p, expert);
     for (int64_t at = 0, piece = 0; at < bytes; at += PoolStage::kPiece, ++piece) {
       const auto n = static_cast<size_t>(std::min(PoolStage::kPiece, bytes - at));
-      const bool there = place >= 0 && (fault == FillFault::WholeStage ||
-                                        p["there"].data()[place * pieces(p) + piece] != std::byte{0});
+      const bool there = place >= 0 && (fault == FillFault::WholeStage || piece < pieces[static_cast<size_t>(place)]);
       std::memcpy(p["lines"].data() + s.fills[2 * i] * line + at,
                   (there ? p["stage"].data() + place * line : p["bank"].data() + from * line) + at, n);
       s.words->taken_bytes += there ? n : 0;
     }
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
-  order_of(p).given = 0;
+  clear_order(order_of(p));
 }
 
 std::unique_ptr<Kernel> fill_entry() {
@@ -356,8 +114,7 @@ std::unique_ptr<Kernel> fill_entry() {
        {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
        {"stage", "bytes", "[32, bytes]", 16, "read where pieces are there"},
-       {"there", "U8", "[32, pieces]", 1, "read"},
-       {"order", "bytes", "StageOrder", 4, "read, given set to 0"},
+       {"order", "bytes", "StageOrder", 4, "read; given, drawn, lacking and go set to 0"},
        {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed"}},
       "none",
       "a line depends on the expert that is listed for it",
@@ -379,16 +136,24 @@ std::unique_ptr<Kernel> fill_entry() {
       int32_t* fill = s.fills + 2 * (*s.fill_count)++;
       fill[0] = l, fill[1] = static_cast<int32_t>((l * 5 + seed) % p.number("experts"));
     }
-    add_foreseen(p, random, 12);
+    add_foreseen(p, kind, random, 12);
     add_stage(p, Role::In);
     add_order(p, Role::InOut);
     StageOrder& order = order_of(p);
-    order.given = 1;
-    for (int32_t i = 0; i < *s.fill_count && order.count < StageOrder::kMost; i += 3)
-      if (const int32_t expert = s.fills[2 * i + 1]; staged_at(p, expert) < 0) order.experts[order.count++] = expert;
+    order.given = 1, order.go = 1;
+    for (int32_t i = 0; i < *s.fill_count && kind != Kind::Cancelling; i += kind == Kind::Normal ? 3 : 1) {
+      const int32_t expert = s.fills[2 * i + 1];
+      if (const int64_t place = place_of(p, expert); place >= 0)
+        order.places |= 1u << place;
+      else if (staged_at(p, expert) < 0 && order.count < StageOrder::kMost)
+        order.experts[order.count++] = expert;
+    }
+    const int64_t guessed = kind == Kind::Extremes ? 0 : random.below(1 << StageOrder::kForeseen);
+    order.lacking = StageOrder::kKnown | static_cast<uint32_t>(guessed);
+    order.guessed = guessed_draws(p, kind, random);
+    order.drawn = StageOrder::kClosed + 2 * guessed_draws(p, kind, random);
     // Other values than the bank's, so that it shows where a piece comes from.
     fill_words(p["stage"], random);
-    for (int64_t i = 0; i < p["there"].size(); ++i) p["there"].data()[i] = static_cast<std::byte>(random.below(2));
     p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
     return p;
   };
@@ -396,6 +161,8 @@ std::unique_ptr<Kernel> fill_entry() {
     Problem wanted = given;
     const PoolState s = state_of(wanted);
     const int64_t words = given.number("bytes") / 4;
+    const std::vector<int64_t> pieces = pieces_there(given);
+    clear_order(order_of(wanted));
     Expectation lines = expect_elements(given["lines"], [](int64_t) { return Bounded{0, kUntouched}; });
     for (int32_t i = 0; i < *s.fill_count; ++i) {
       const int64_t line = s.fills[2 * i], expert = s.fills[2 * i + 1], count = expert_bytes(given, expert) / 4;
@@ -403,19 +170,19 @@ std::unique_ptr<Kernel> fill_entry() {
       s.words->copied_bytes += static_cast<uint64_t>(4 * count);
       for (int64_t j = 0; j < count; ++j) {
         const auto at = static_cast<size_t>(line * words + j);
-        const bool there = place >= 0 && given["there"].at(place * pieces(given) + 4 * j / PoolStage::kPiece) != 0;
+        const bool there = place >= 0 && 4 * j / PoolStage::kPiece < pieces[static_cast<size_t>(place)];
         s.words->taken_bytes += there ? 4 : 0;
         lines.value[at] = there ? given["stage"].at(place * words + j) : given["bank"].at(expert * words + j);
         lines.bound[at] = 0;
       }
     }
     return std::vector<Expectation>{lines, state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
-                                      return Bounded{i == 0 ? 0.0 : given["order"].at(i), 0};
+                                      return Bounded{wanted["order"].at(i), 0};
                                     })};
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { fill_host(p, FillFault::None); };
-  e.exact_kinds = {Kind::Normal};
+  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
   e.controls = {host_control("crossed lines", 2, [](Problem& p) { fill_host(p, FillFault::Crossed); }),
                 host_control("pieces that are not there", 2, [](Problem& p) { fill_host(p, FillFault::WholeStage); })};
@@ -429,43 +196,72 @@ std::unique_ptr<Kernel> fill_entry() {
   return make_kernel(std::move(e));
 }
 
-// What a stage has to get: of each place the state's expert, or -1.
-std::vector<int64_t> wanted_places(const Problem& p) {
+// What a stage gets: of each place the state's expert, -1 where it gets none, and the pieces of it.
+struct StagedPlace {
+  int64_t expert = -1, first = 0, last = 0;
+};
+uint32_t lacking_of(const Problem& p) {
   Problem copy = p;
   const PoolState s = state_of(copy);
-  const StageOrder order = order_of(p);
-  std::vector<int64_t> experts(PoolStage::kPlaces, -1);
+  uint32_t lacking = StageOrder::kKnown;
   for (int64_t i = 0; i < p["foreseen"].size(); ++i) {
     const int64_t e = p["foreseen"].as<int32_t>()[i] - p.number("first");
-    const bool lacks = e >= 0 && e < s.experts && s.line_of[e] < 0 && place_of(p, e) == i;
-    if (order.given != 0 ? (order.places >> i & 1) != 0 : lacks) experts[static_cast<size_t>(i)] = e;
+    if (e >= 0 && e < s.experts && s.line_of[e] < 0 && place_of(p, e) == i) lacking |= 1u << i;
   }
-  for (int32_t i = 0; order.given != 0 && i < order.count; ++i)
-    experts[static_cast<size_t>(PoolStage::kForeseen + i)] = order.experts[i];
-  return experts;
+  return lacking;
+}
+std::vector<StagedPlace> staged_places(const Problem& p) {
+  Problem known = p;
+  StageOrder& order = order_of(known);
+  order.lacking = lacking_of(p);
+  const bool given = order.given != 0;
+  if (!given) order.guessed = UINT32_MAX;
+  const std::vector<PlacePieces> pieces = place_pieces(known);
+  std::vector<StagedPlace> places(PoolStage::kPlaces);
+  for (size_t i = 0; i < places.size(); ++i) {
+    StagedPlace& place = places[i];
+    const bool foreseen = i < PoolStage::kForeseen;
+    if (given)
+      place.first = pieces[i].from, place.last = pieces[i].from + pieces[i].wanted;
+    else
+      place.last = pieces[i].from;
+    if (place.first < place.last)
+      place.expert =
+          foreseen ? p["foreseen"].as<int32_t>()[i] - p.number("first") : order.experts[i - PoolStage::kForeseen];
+  }
+  return places;
 }
 
-enum class AheadFault : uint8_t { None, Residents, Marks, NoOrder };
+// Each warp draws once more than it copies.
+uint32_t draws_of(const std::vector<StagedPlace>& places) {
+  int64_t draws = cuda::kForeseenWarps;
+  for (const StagedPlace& place : places) draws += place.last - place.first;
+  return static_cast<uint32_t>(draws);
+}
+
+enum class AheadFault : uint8_t { None, Residents, Guessed, NoOrder, NoGo };
 void foreseen_host(Problem& p, AheadFault fault) {
   const PoolState s = state_of(p);
   Problem read = p;
   if (fault == AheadFault::NoOrder) order_of(read).given = 0;
+  if (fault == AheadFault::Guessed) order_of(read).guessed = 0;
+  if (fault == AheadFault::Residents) std::fill_n(state_of(read).line_of, s.experts, -1);
   const bool given = order_of(read).given != 0;
-  const std::vector<int64_t> experts = wanted_places(read);
+  const std::vector<StagedPlace> places = staged_places(read);
   const int64_t line = p.number("bytes");
-  for (int64_t i = 0; i < std::ssize(experts); ++i) {
-    int64_t e = experts[static_cast<size_t>(i)];
-    if (fault == AheadFault::Residents && i < p["foreseen"].size())
-      if (const int64_t id = p["foreseen"].as<int32_t>()[i] - p.number("first"); id >= 0 && id < s.experts) e = id;
-    const int64_t bytes = e < 0 ? 0 : expert_bytes(p, e);
-    auto* there = p["there"].as<uint8_t>() + i * pieces(p);
-    for (int64_t piece = 0; piece < pieces(p); ++piece)
-      there[piece] = fault == AheadFault::Marks || piece * PoolStage::kPiece < bytes;
-    if (bytes == 0) continue;
-    std::memcpy(p["stage"].data() + i * line, p["bank"].data() + e * line, static_cast<size_t>(bytes));
-    (given ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(bytes);
+  StageOrder& order = order_of(p);
+  order.lacking = lacking_of(read);
+  order.drawn += draws_of(places);
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto [e, first, last] = places[i];
+    if (e < 0) continue;
+    const int64_t from = first * PoolStage::kPiece, to = std::min(last * PoolStage::kPiece, expert_bytes(p, e));
+    std::memcpy(p["stage"].data() + static_cast<int64_t>(i) * line + from, p["bank"].data() + e * line + from,
+                static_cast<size_t>(to - from));
+    (given ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(to - from);
     s.words->ahead += given ? 0 : 1;
   }
+  reinterpret_cast<StageOrder*>(p["next"].data())->go = fault != AheadFault::NoGo;
 }
 
 std::unique_ptr<Kernel> foreseen_entry() {
@@ -473,16 +269,16 @@ std::unique_ptr<Kernel> foreseen_entry() {
   e.record = {
       "fill_foreseen",
       "fill_foreseen",
-      {{"fill_foreseen_kernel", 512, 96, 0, 0, 0}},
+      {{"fill_foreseen_kernel", cuda::kForeseenThreads, 128, 0, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "6 blocks of 512 threads",
+      std::to_string(cuda::kForeseenBlocks) + " blocks of " + std::to_string(cuda::kForeseenThreads) + " threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
        {"state", "bytes", "PoolState of experts, lines and all", 8,
         "read, ahead, ahead_bytes and chosen_bytes written"},
        {"foreseen", "I32", "[up to 16]", 4, "read"},
-       {"order", "bytes", "StageOrder", 4, "read again and again"},
-       {"stage", "bytes", "[32, bytes]", 16, "written where experts are foreseen and have no line, or ordered"},
-       {"there", "U8", "[32, pieces]", 1, "written for every piece"}},
+       {"order", "bytes", "StageOrder", 4, "read again and again, drawn and lacking written"},
+       {"next", "bytes", "StageOrder", 4, "go set to 1"},
+       {"stage", "bytes", "[32, bytes]", 16, "written where experts are foreseen and have no line, or ordered"}},
       "none",
       "a place depends on the expert that is foreseen or ordered for it, how much of it is there on when the order is "
       "given",
@@ -497,19 +293,22 @@ std::unique_ptr<Kernel> foreseen_entry() {
     Random random(seed, 1);
     add_bank(p, random);
     add_state(p, kind, random);
-    add_foreseen(p, random, PoolStage::kForeseen);
+    add_foreseen(p, kind, random, PoolStage::kForeseen);
     add_stage(p, Role::Out);
-    add_order(p, Role::In);
-    if (kind == Kind::Directed) {
-      StageOrder& order = order_of(p);
-      order.given = 1;
-      for (int64_t e = static_cast<int64_t>(random.below(3)); e < p.number("experts"); e += 3)
+    add_order(p, Role::InOut);
+    std::fill_n(p.add("next", DType::I32, Role::InOut, false, {sizeof(StageOrder) / 4}).as<int32_t>(),
+                sizeof(StageOrder) / 4, 0);
+    StageOrder& order = order_of(p);
+    order.go = 1;
+    if (kind != Kind::Normal) {
+      order.given = 1, order.drawn = StageOrder::kClosed;
+      order.guessed = guessed_draws(p, kind, random);
+      for (int64_t e = random.below(3); e < p.number("experts") && kind != Kind::Cancelling; e += 3)
         if (const int64_t place = place_of(p, e); place >= 0)
           order.places |= 1u << place;
         else if (order.count < StageOrder::kMost)
           order.experts[order.count++] = static_cast<int32_t>(e);
     }
-    std::fill_n(p["there"].data(), p["there"].size(), std::byte{7});
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
@@ -517,35 +316,41 @@ std::unique_ptr<Kernel> foreseen_entry() {
     const PoolState s = state_of(wanted);
     const int64_t words = given.number("bytes") / 4;
     Expectation stage = expect_elements(given["stage"], [](int64_t) { return Bounded{0, kUntouched}; });
-    const std::vector<int64_t> experts = wanted_places(given);
-    for (size_t i = 0; i < experts.size(); ++i) {
-      const int64_t count = experts[i] < 0 ? 0 : expert_bytes(given, experts[i]) / 4;
-      const bool ordered = order_of(given).given != 0;
-      s.words->ahead += count > 0 && !ordered;
-      (ordered ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(4 * count);
-      for (int64_t j = 0; j < count; ++j) {
+    const std::vector<StagedPlace> places = staged_places(given);
+    const bool ordered = order_of(given).given != 0;
+    for (size_t i = 0; i < places.size(); ++i) {
+      const auto [expert, first, last] = places[i];
+      if (expert < 0) continue;
+      const int64_t each = PoolStage::kPiece / 4, to = std::min(last * each, expert_bytes(given, expert) / 4);
+      s.words->ahead += ordered ? 0 : 1;
+      (ordered ? s.words->chosen_bytes : s.words->ahead_bytes) += static_cast<uint64_t>(4 * (to - first * each));
+      for (int64_t j = first * each; j < to; ++j) {
         const size_t at = i * static_cast<size_t>(words) + static_cast<size_t>(j);
-        stage.value[at] = given["bank"].at(experts[i] * words + j), stage.bound[at] = 0;
+        stage.value[at] = given["bank"].at(expert * words + j), stage.bound[at] = 0;
       }
     }
-    const Expectation there = expect_elements(given["there"], [&](int64_t i) {
-      const int64_t place = i / pieces(given), at = i % pieces(given) * PoolStage::kPiece;
-      const int64_t expert = experts[static_cast<size_t>(place)];
-      return Bounded{expert >= 0 && at < expert_bytes(given, expert) ? 1.0 : 0.0, 0};
-    });
-    return std::vector<Expectation>{stage, there, state_as(given, wanted)};
+    StageOrder& order = order_of(wanted);
+    order.lacking = lacking_of(given), order.drawn += draws_of(places);
+    reinterpret_cast<StageOrder*>(wanted["next"].data())->go = 1;
+    const auto as_wanted = [&](const char* name) {
+      return expect_elements(given[name], [&](int64_t i) { return Bounded{wanted[name].at(i), 0}; });
+    };
+    return std::vector<Expectation>{stage, state_as(given, wanted), as_wanted("order"), as_wanted("next")};
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
-  e.exact_kinds = {Kind::Normal, Kind::Directed};
+  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"a stage off by 4 bytes", misalign("stage", 4)}};
   e.controls = {
       host_control("residents too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Residents); }),
-      host_control("every piece there", 2, [](Problem& p) { foreseen_host(p, AheadFault::Marks); }),
+      host_control("what the guess brought too", 2, [](Problem& p) { foreseen_host(p, AheadFault::Guessed); }),
+      host_control("no go", 2, [](Problem& p) { foreseen_host(p, AheadFault::NoGo); }),
       host_control("an order that is not read", 2, [](Problem& p) { foreseen_host(p, AheadFault::NoOrder); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d)}, d.stream());
+    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d), true,
+                         d.get<StageOrder>("next")},
+                        d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -554,7 +359,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
 }  // namespace
 
 void add_expert_pool(KernelList& list) {
-  list.push_back(plan_entry());
+  list.push_back(plan_experts_entry());
   list.push_back(fill_entry());
   list.push_back(foreseen_entry());
 }

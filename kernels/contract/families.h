@@ -15,6 +15,7 @@ void add_plain(KernelList& list);        // plain linear, HC mix
 void add_gdn(KernelList& list);
 void add_ple(KernelList& list);
 void add_sample(KernelList& list);
+std::unique_ptr<Kernel> plan_experts_entry();
 std::unique_ptr<Kernel> qsa_write_entry();
 std::unique_ptr<Kernel> qsa_select_entry();
 std::unique_ptr<Kernel> qsa_attend_entry();

@@ -1,7 +1,10 @@
 // Lines of offloaded experts: copies, the served table, plans by the scalar rule.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "kernels/cpu/backend.h"
 #include "kernels/expert_planner.h"
@@ -27,19 +30,23 @@ int64_t staged_at(const CpuExperts& bank, const Foreseen& foreseen, int32_t expe
   return at == end ? -1 : PoolStage::kForeseen + (at - order.experts);
 }
 
-// Copies the expert's pieces first, first + step, .. that are not there to a place of the stage; returns the bytes.
+// Of each place of the stage, the pieces of the guess.
+std::array<int64_t, PoolStage::kPlaces> guessed_pieces(const StageOrder& order, int64_t pieces) {
+  std::array<int64_t, PoolStage::kPlaces> guessed{};
+  auto left = static_cast<int64_t>(order.guessed);
+  for (size_t i = 0; i < PoolStage::kForeseen; ++i)
+    if ((order.lacking >> i & 1) != 0) left -= guessed[i] = std::min(left, pieces);
+  return guessed;
+}
+
+// Copies pieces [first, last) of the expert to a place of the stage; returns the bytes.
 uint64_t bring(const CpuExperts& bank, const PoolStage& stage, int64_t place, int32_t expert, int64_t first,
-               int64_t step) {
-  const int64_t bytes = bank.list[expert].extent.bytes;
-  uint64_t copied = 0;
-  for (int64_t piece = first; piece * PoolStage::kPiece < bytes; piece += step) {
-    const int64_t at = piece * PoolStage::kPiece, n = std::min(PoolStage::kPiece, bytes - at);
-    uint8_t& there = stage.there[place * stage.pieces + piece];
-    if (there != 0) continue;
-    std::memcpy(stage.lines + place * stage.line_bytes + at, bank.home(expert) + at, static_cast<size_t>(n));
-    there = 1, copied += static_cast<uint64_t>(n);
-  }
-  return copied;
+               int64_t last) {
+  const int64_t from = first * PoolStage::kPiece,
+                to = std::min(last * PoolStage::kPiece, bank.list[expert].extent.bytes);
+  if (from >= to) return 0;
+  std::memcpy(stage.lines + place * stage.line_bytes + from, bank.home(expert) + from, static_cast<size_t>(to - from));
+  return static_cast<uint64_t>(to - from);
 }
 
 void give_order(const PoolState& state, const CpuExperts& bank, std::span<const int32_t> request,
@@ -54,6 +61,7 @@ void give_order(const PoolState& state, const CpuExperts& bank, std::span<const 
     else if (order.count < StageOrder::kMost)
       order.experts[order.count++] = e;
   }
+  order.guessed = std::exchange(order.drawn, StageOrder::kClosed);
   order.given = 1;
 }
 }  // namespace
@@ -118,42 +126,57 @@ void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& opti
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
   const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
+  std::array<int64_t, PoolStage::kPlaces> there{};
   if (foreseen) {
-    // As if copies beside the plan had got this far.
+    // As if copies beside the plan had got as far as none of the order to all of it.
     const StageOrder& order = *stage.order;
+    there = guessed_pieces(order, stage.pieces);
+    std::vector<std::pair<int64_t, int32_t>> wanted;  // place and expert
     for (int32_t i = 0; i < PoolStage::kForeseen; ++i)
-      if ((order.places >> i & 1) != 0) s.words->chosen_bytes += bring(b, stage, i, staged_ids(foreseen)[i], 1, 4);
+      if ((order.places >> i & 1) != 0) wanted.emplace_back(i, staged_ids(foreseen)[static_cast<size_t>(i)]);
     for (int32_t i = 0; i < order.count; ++i)
-      s.words->chosen_bytes +=
-          bring(b, stage, PoolStage::kForeseen + i, static_cast<int32_t>(b.first) + order.experts[i], 0, 2);
+      wanted.emplace_back(PoolStage::kForeseen + i, static_cast<int32_t>(b.first) + order.experts[i]);
+    int64_t draws = 0;
+    for (const auto& [place, expert] : wanted) draws += stage.pieces - there[static_cast<size_t>(place)];
+    draws = draws * static_cast<int64_t>(s.words->requests / 4 % 4) / 3;
+    for (const auto& [place, expert] : wanted) {
+      int64_t& first = there[static_cast<size_t>(place)];
+      const int64_t last = std::min(stage.pieces, first + draws);
+      s.words->chosen_bytes += bring(b, stage, place, expert, first, last);
+      draws -= last - std::exchange(first, last);
+    }
   }
   for (int32_t i = 0; i < *s.fill_count; ++i) {
     const int32_t expert = static_cast<int32_t>(b.first) + s.fills[2 * i + 1];
     const int64_t place = staged_at(b, foreseen, expert), bytes = b.list[expert].extent.bytes;
-    for (int64_t piece = 0, at = 0; at < bytes; ++piece, at += PoolStage::kPiece) {
-      const int64_t n = std::min(PoolStage::kPiece, bytes - at);
-      const bool there = place >= 0 && stage.there[place * stage.pieces + piece] != 0;
-      std::memcpy(lines.rows(s.fills[2 * i], 1).data + at,
-                  there ? stage.lines + place * stage.line_bytes + at : b.home(expert) + at, static_cast<size_t>(n));
-      if (there) s.words->taken_bytes += static_cast<uint64_t>(n);
-    }
+    const int64_t taken = place < 0 ? 0 : std::min(bytes, there[static_cast<size_t>(place)] * PoolStage::kPiece);
+    std::byte* const line = lines.rows(s.fills[2 * i], 1).data;
+    if (taken > 0) std::memcpy(line, stage.lines + place * stage.line_bytes, static_cast<size_t>(taken));
+    std::memcpy(line + taken, b.home(expert) + taken, static_cast<size_t>(bytes - taken));
+    s.words->taken_bytes += static_cast<uint64_t>(taken);
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
-  if (foreseen) stage.order->given = 0;
+  if (foreseen) stage.order->given = 0, stage.order->drawn = 0, stage.order->lacking = 0;
 }
 
-// Every other piece, as if an order had ended them.
+// None of the guess to all of it, as if an order had ended it.
 void CpuBackend::fill_foreseen(Stream&, ExpertBank& bank, const PoolOptions& options, View state,
                                const Foreseen& foreseen) {
   auto& b = static_cast<CpuExperts&>(bank);
   const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
   const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
   const std::span<const int32_t> ids = staged_ids(foreseen);
-  std::fill_n(stage.there, PoolStage::kPlaces * stage.pieces, uint8_t{0});
-  for (auto id = ids.begin(); id != ids.end(); ++id) {
-    if (!b.is_pooled(*id) || std::find(ids.begin(), id, *id) != id || s.line_of[*id - b.first] >= 0) continue;
-    s.words->ahead_bytes += bring(b, stage, id - ids.begin(), *id, 0, 2);
-    ++s.words->ahead;
+  StageOrder& order = *stage.order;
+  order.lacking = StageOrder::kKnown;
+  for (auto id = ids.begin(); id != ids.end(); ++id)
+    if (b.is_pooled(*id) && std::find(ids.begin(), id, *id) == id && s.line_of[*id - b.first] < 0)
+      order.lacking |= 1u << (id - ids.begin());
+  const int64_t guess = (std::popcount(order.lacking) - 1) * stage.pieces;
+  order.drawn = order.guessed = static_cast<uint32_t>(guess * static_cast<int64_t>(s.words->requests % 4) / 3);
+  const auto guessed = guessed_pieces(order, stage.pieces);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    s.words->ahead_bytes += bring(b, stage, static_cast<int64_t>(i), ids[i], 0, guessed[i]);
+    s.words->ahead += guessed[i] > 0;
   }
 }
 

@@ -218,7 +218,11 @@ void CudaBackend::fill_foreseen(Stream& stream, ExpertBank& bank, const PoolOpti
   const auto& b = static_cast<const CudaExperts&>(bank);
   auto& s = static_cast<BackendStream&>(stream);
   if (!s.running()) return;
-  cuda::fill_foreseen({state_of(b, options, state), b.homes, foreseen_of(b, foreseen)}, s.handle());
+  StageOrder* const next = foreseen.next_stage.data == nullptr
+                               ? nullptr
+                               : PoolStage::at(foreseen.next_stage.data, foreseen.line_bytes).order;
+  cuda::fill_foreseen({state_of(b, options, state), b.homes, foreseen_of(b, foreseen), foreseen.follows, next},
+                      s.handle());
 }
 
 void CudaBackend::check_served(Stream& stream, const ExpertBank& bank) {

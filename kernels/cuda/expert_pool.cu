@@ -95,8 +95,34 @@ __device__ __forceinline__ void give_order(StageOrder& order, int lines, const P
   __syncwarp();
   if (lane > 0) return;
   order.places = places, order.count = min(others, StageOrder::kMost);
+  order.guessed = atomicExch(&order.drawn, StageOrder::kClosed);
+  order.go = 1;  // a go that gave up waiting may have come before the order was cleared
   __threadfence();
   *static_cast<volatile int32_t*>(&order.given) = 1;
+}
+
+// Of one warp, lane i for place i of the stage: what the guess brought of it, and where the order's pieces of it lie
+// among all of them.
+struct OrderedPieces {
+  int from, begin, count;
+};
+__device__ __forceinline__ OrderedPieces ordered_pieces(const volatile StageOrder& order, uint32_t lacking,
+                                                        int pieces) {
+  const int lane = threadIdx.x % 32, other = lane - StageOrder::kForeseen;
+  const uint32_t places = order.places;
+  const int count = order.count, guessed = static_cast<int>(order.guessed);
+  const int before = __popc(lacking & ((1u << lane) - 1)) * pieces;
+  OrderedPieces p{0, 0, 0};
+  if (other < 0 && (lacking >> lane & 1) != 0) p.from = min(max(guessed - before, 0), pieces);
+  if (other < 0 ? (places >> lane & 1) != 0 : other < count) p.count = pieces - p.from;
+  p.begin = p.count;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int below = __shfl_up_sync(kFullWarp, p.begin, d);
+    if (lane >= d) p.begin += below;
+  }
+  p.begin -= p.count;
+  return p;
 }
 
 // One block. Only plans write a state, and other launches lie between two plans: what it holds is read early.
@@ -239,21 +265,26 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
   __shared__ const std::byte *home[kTogether], *staged[kTogether];
   __shared__ uint4* to[kTogether];
   __shared__ int words[kTogether];
-  __shared__ const uint8_t* there[kTogether];  // of each piece; null: the stage has none of the expert
-  __shared__ int held[PoolStage::kPlaces];     // of the stage's places: their expert
+  __shared__ int there[kTogether];  // pieces, the first of the copy's, that the stage has
+  __shared__ int held[PoolStage::kPlaces], came[PoolStage::kPlaces];  // of the stage's places: expert, pieces there
   const ForeseenExperts& f = p.foreseen;
   const PoolStage& stage = f.stage;
   const int tid = threadIdx.x, blocks = static_cast<int>(gridDim.x);
-  const int pieces = static_cast<int>(PoolStage::pieces_of(p.line_bytes));
+  const int pieces = static_cast<int>((p.line_bytes + PoolStage::kPiece - 1) / PoolStage::kPiece);
   wait_previous();
   const bool staging = f.ids != nullptr;
   const auto* const fills = reinterpret_cast<const int2*>(p.state.fills);
   const int count = *p.state.fill_count;
   int2 fill = fills[min(tid, p.state.lines - 1)];  // with the count, which says whether it is one
   if (staging && tid < PoolStage::kPlaces) {
-    const int other = tid - PoolStage::kForeseen, expert = stage.order->experts[max(other, 0)];
+    const StageOrder& order = *stage.order;
+    const int other = tid - PoolStage::kForeseen, expert = order.experts[max(other, 0)];
     const int foreseen = tid < f.count ? f.ids[tid] - f.first : -1;
-    held[tid] = other < 0 ? foreseen : other < stage.order->count ? expert : -1;
+    held[tid] = other < 0 ? foreseen : other < order.count ? expert : -1;
+    const int drawn = static_cast<int>(order.drawn - StageOrder::kClosed);
+    const OrderedPieces o = ordered_pieces(order, order.lacking, pieces);
+    // Who drew has copied: this launch waited for the end of those copies.
+    came[tid] = o.from + min(max(drawn - o.begin, 0), o.count);
   }
   Word copied = 0, taken = 0;
   for (int start = 0; start < count; start += kTogether) {
@@ -266,7 +297,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
       to[tid] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
       const int place = staging ? place_of(held, PoolStage::kPlaces, fill.y) : -1;
       staged[tid] = stage.lines + place * stage.line_bytes;
-      there[tid] = place < 0 ? nullptr : stage.there + place * stage.pieces;
+      there[tid] = place < 0 ? 0 : came[place];
     }
     __syncthreads();
     for (int i = blockIdx.x; i < some * pieces; i += kPieces * blocks) {
@@ -279,7 +310,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
         const auto [here, which, first] = piece_of(j);
-        near[j] = here && there[which] != nullptr && there[which][first / kPieceWords] != 0;
+        near[j] = here && first / kPieceWords < there[which];
       }
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
@@ -302,15 +333,18 @@ __global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedP
       }
     }
   }
+  __syncwarp();
   if (tid > 0) return;
   if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
   if (taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
-  if (blockIdx.x == 0 && staging) stage.order->given = 0;
+  if (!staging) return;
+  // The last block to have read the order clears it; copies that draw from it again start after a later launch.
+  StageOrder& order = *stage.order;
+  __threadfence();
+  if (atomicAdd(&order.readers, 1u) + 1 == gridDim.x)
+    order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0, order.readers = 0;
 }
 
-// Their loads fill the link, and what is on its way when the order comes is little. On few multiprocessors, because
-// each of these holds less of the kernels beside them.
-constexpr int kAheadBlocks = 6, kAheadThreads = 512;
 constexpr uint64_t kPatience = 2'000'000;  // ns
 
 __device__ __forceinline__ uint64_t nanoseconds() {
@@ -319,93 +353,112 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return t;
 }
 
-// Grid: kAheadBlocks. Each warp copies for itself: the pieces of a place are dealt to them in turn, each place's from
-// another warp on. Lane i keeps what place i gets.
-__global__ void __launch_bounds__(kAheadThreads, 1) fill_foreseen_kernel(FillForeseenParams p) {
-  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / 32;
-  static_assert(PoolStage::kPlaces == 32, "a lane a place");
-  const int lane = threadIdx.x % 32, blocks = static_cast<int>(gridDim.x), warps = blocks * (kAheadThreads / 32);
-  const int warp = static_cast<int>(threadIdx.x) / 32 * blocks + static_cast<int>(blockIdx.x);
-  const ForeseenExperts& f = p.foreseen;
-  const PoolStage& stage = f.stage;
-  const int pieces = static_cast<int>(stage.pieces);
-  wait_previous();
-  const auto given = [&] { return *static_cast<volatile int32_t*>(&stage.order->given); };
-  // Lines may change meanwhile: this only decides what is worth a copy.
-  int e = lane < f.count ? f.ids[lane] - f.first : -1;
-  const auto first_piece = [&](int place) { return (warp + 5 * place) % warps; };
-  for (int place = 0; place < PoolStage::kPlaces; ++place)
-    for (int at = first_piece(place) + warps * lane; at < pieces; at += warps * 32)
-      stage.there[place * pieces + at] = 0;
-  if (e < 0 || e >= p.state.experts) e = -1;
-  const PooledExpert foreseen = p.homes[max(e, 0)];
-  const bool lacks = (p.state.line_of[max(e, 0)] < 0) & (e >= 0) & (__ffs(__match_any_sync(kFullWarp, e)) == lane + 1);
-  const std::byte* home = foreseen.home;
-  int words = lacks ? static_cast<int>(foreseen.bytes / 16) : 0;
-  const unsigned lacked = __ballot_sync(kFullWarp, lacks);
-  __syncwarp();
-
-  bool open = true;  // until the order is given
-  // The warp's pieces of a place from `at` on, no more of them if it was open and is not; returns their bytes.
-  const auto copy = [&](int place, int& at) {
-    const int all = __shfl_sync(kFullWarp, words, place);
-    const auto from = __shfl_sync(kFullWarp, reinterpret_cast<Word>(home), place);
-    Word bytes = 0;
-    for (; at * kPieceWords < all; at += warps) {
-      if (open) {
-        open = __shfl_sync(kFullWarp, given(), 0) == 0;
-        if (!open) break;
-      }
-      const int first = at * kPieceWords + lane;
-      const uint4* const source = reinterpret_cast<const uint4*>(from) + first;
-      uint4* const to = reinterpret_cast<uint4*>(stage.lines + place * stage.line_bytes) + first;
-      uint4 v[kLoads];
-#pragma unroll
-      for (int k = 0; k < kLoads; ++k)
-        if (first + 32 * k < all) v[k] = __ldcs(source + 32 * k);
-#pragma unroll
-      for (int k = 0; k < kLoads; ++k)
-        if (first + 32 * k < all) to[32 * k] = v[k];
-      if (lane == 0) stage.there[place * pieces + at] = 1;
-      bytes += 16 * min(kPieceWords, all - at * kPieceWords);
-    }
-    return bytes;
-  };
-  int last_place = 0, last_at = 0;  // where the order found the copies
-  Word ahead = 0, chosen = 0, experts = 0;
-  for (; last_place < f.count && open; last_place += open) {
-    last_at = first_piece(last_place);
-    const bool begins = last_at == 0;
-    const Word bytes = copy(last_place, last_at);
-    ahead += bytes, experts += begins && bytes > 0;
-  }
-  open = false;
+// Of a warp: whether another kernel's flag came in time.
+__device__ __forceinline__ bool await(const int32_t& flag) {
   int seen = 0;
-  if (lane == 0) {
+  if (threadIdx.x % 32 == 0) {
     const uint64_t start = nanoseconds();
-    while ((seen = given()) == 0 && nanoseconds() - start < kPatience) __nanosleep(100);
+    while ((seen = *static_cast<const volatile int32_t*>(&flag)) == 0 && nanoseconds() - start < kPatience)
+      __nanosleep(100);
     __threadfence();
   }
   __syncwarp();
-  if (__shfl_sync(kFullWarp, seen, 0) != 0) {
-    const volatile StageOrder& order = *stage.order;
-    const int other = lane - PoolStage::kForeseen;
-    if (other >= 0) e = other < order.count ? order.experts[other] : -1;
-    const bool wanted = e >= 0 && (other >= 0 || (order.places >> lane & 1) != 0);
-    if (wanted) home = p.homes[e].home;
-    words = wanted ? static_cast<int>(p.homes[e].bytes / 16) : 0;
-    for (int place = 0; place < PoolStage::kPlaces; ++place) {
-      int at = first_piece(place);
-      if (place < last_place && (lacked >> place & 1) != 0) continue;  // all there
-      if (place == last_place && (lacked >> place & 1) != 0) at = last_at;
-      chosen += copy(place, at);
+  return __shfl_sync(kFullWarp, seen, 0) != 0;
+}
+
+// Grid: kForeseenBlocks. Each warp copies for itself, and has the loads of its next piece on their way before it stores
+// one. Lane i keeps what place i gets.
+__global__ void __launch_bounds__(kForeseenThreads, 1) fill_foreseen_kernel(FillForeseenParams p) {
+  constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / 32;
+  static_assert(PoolStage::kPlaces == 32, "a lane a place");
+  const int lane = threadIdx.x % 32;
+  const ForeseenExperts& f = p.foreseen;
+  StageOrder& order = *f.stage.order;
+  const int pieces = static_cast<int>(f.stage.pieces);
+  wait_previous();
+  int e = lane < f.count ? f.ids[lane] - f.first : -1;
+  if (e < 0 || e >= p.state.experts) e = -1;
+  const PooledExpert foreseen = p.homes[max(e, 0)];
+  // Lines may change meanwhile: this only decides what is worth a copy, and one warp for all.
+  const bool lacks = (p.state.line_of[max(e, 0)] < 0) & (e >= 0) & (__ffs(__match_any_sync(kFullWarp, e)) == lane + 1);
+  uint32_t lacking = __ballot_sync(kFullWarp, lacks) | StageOrder::kKnown;
+  if (lane == 0)
+    if (const uint32_t was = atomicCAS(&order.lacking, 0u, lacking); was != 0) lacking = was;
+  lacking = __shfl_sync(kFullWarp, lacking, 0);
+  const std::byte* home = foreseen.home;
+  int words = static_cast<int>(foreseen.bytes / 16);
+  OrderedPieces list{0, __popc(lacking & ((1u << lane) - 1)) * pieces, 0};
+  if (lane < StageOrder::kForeseen && (lacking >> lane & 1) != 0) list.count = pieces;
+  if (p.follows) await(order.go);  // nothing lies behind it, it shares out the link: late is as good
+
+  struct Piece {
+    const uint4* source;  // of this lane, as what follows; null: there is none
+    uint4* to;
+    int words;  // from `source` to the expert's end
+  };
+  bool ordered = false;
+  unsigned ahead = 0, chosen = 0, experts = 0;
+  const auto next = [&]() -> Piece {
+    while (true) {
+      uint32_t n = 0;
+      if (lane == 0) n = atomicAdd(&order.drawn, 1u);
+      n = __shfl_sync(kFullWarp, n, 0);
+      if (n >= StageOrder::kClosed) {
+        if (!ordered) {
+          while (!await(order.given)) continue;  // its plan closed the guess: it runs, and gives the order without us
+          const volatile StageOrder& o = order;
+          const int other = lane - StageOrder::kForeseen;
+          if (other >= 0) e = other < o.count ? o.experts[other] : -1;
+          const PooledExpert wanted = p.homes[max(e, 0)];
+          home = wanted.home, words = static_cast<int>(wanted.bytes / 16);
+          list = ordered_pieces(o, lacking, pieces);
+        }
+        ordered = true, n -= StageOrder::kClosed;
+      }
+      const int at = static_cast<int>(n) - list.begin;
+      if (const unsigned hit = __ballot_sync(kFullWarp, at >= 0 && at < list.count); hit != 0) {
+        const int place = __ffs(hit) - 1, piece = __shfl_sync(kFullWarp, list.from + at, place);
+        const int left = __shfl_sync(kFullWarp, words, place) - piece * kPieceWords;
+        const auto from = __shfl_sync(kFullWarp, reinterpret_cast<Word>(home), place);
+        const unsigned bytes = 16 * max(min(kPieceWords, left), 0);
+        (ordered ? chosen : ahead) += bytes;
+        experts += !ordered && piece == 0;
+        return {reinterpret_cast<const uint4*>(from) + piece * kPieceWords + lane,
+                reinterpret_cast<uint4*>(f.stage.lines + place * f.stage.line_bytes) + piece * kPieceWords + lane,
+                left - lane};
+      }
+      if (ordered || !await(order.given)) break;  // the plan may have to start yet: it does without these copies then
     }
+    if (lane == 0 && p.next != nullptr) *static_cast<volatile int32_t*>(&p.next->go) = 1;
+    return {nullptr, nullptr, 0};
+  };
+  const auto load = [](const Piece& piece, uint4(&v)[kLoads]) {
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k)
+      if (32 * k < piece.words) v[k] = __ldcs(piece.source + 32 * k);
+  };
+  const auto store = [](const Piece& piece, const uint4(&v)[kLoads]) {
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k)
+      if (32 * k < piece.words) piece.to[32 * k] = v[k];
+  };
+  uint4 v[kLoads], w[kLoads];
+  Piece piece = next();
+  load(piece, v);
+  while (piece.source != nullptr) {
+    const Piece other = next();
+    load(other, w);
+    store(piece, v);
+    if (other.source == nullptr) break;
+    piece = next();
+    load(piece, v);
+    store(other, w);
   }
   if (lane > 0) return;
-  PoolWords& w = *p.state.words;
-  if (ahead > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead_bytes), ahead);
-  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&w.ahead), experts);
-  if (chosen > 0) atomicAdd(reinterpret_cast<Word*>(&w.chosen_bytes), chosen);
+  PoolWords& counts = *p.state.words;
+  if (ahead > 0) atomicAdd(reinterpret_cast<Word*>(&counts.ahead_bytes), Word{ahead});
+  if (experts > 0) atomicAdd(reinterpret_cast<Word*>(&counts.ahead), Word{experts});
+  if (chosen > 0) atomicAdd(reinterpret_cast<Word*>(&counts.chosen_bytes), Word{chosen});
 }
 
 void check_state(const char* kernel, const PoolState& s, const void* lines, int64_t line_bytes) {
@@ -443,7 +496,7 @@ void fill_planned(const FillPlannedParams& p, cudaStream_t stream) {
 void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream) {
   check_state("fill_foreseen", p.state, p.foreseen.stage.lines, p.foreseen.stage.line_bytes);
   check_foreseen("fill_foreseen", p.foreseen);
-  launch("fill_foreseen", fill_foreseen_kernel, kAheadBlocks, kAheadThreads, 0, stream, p);
+  launch("fill_foreseen", fill_foreseen_kernel, kForeseenBlocks, kForeseenThreads, 0, stream, p);
 }
 
 }  // namespace fnx::cuda

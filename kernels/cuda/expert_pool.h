@@ -42,7 +42,7 @@ struct PlanExpertsParams {
 void plan_experts(const PlanExpertsParams& p, cudaStream_t stream);
 
 // lines[l] = the expert's bytes, for every copy that the last plan listed, pieces that are there from the stage; counts
-// what it copied, and takes the order back.
+// what it copied, and clears the order for the next copies to the stage.
 struct FillPlannedParams {
   PoolState state;
   const PooledExpert* homes = nullptr;
@@ -53,13 +53,17 @@ struct FillPlannedParams {
 void fill_planned(const FillPlannedParams& p, cudaStream_t stream);
 
 // Copies what is foreseen and has no line to the stage, place after place, until the order is given, and what is
-// ordered then; says of every piece whether it is there, and counts what it copied. Runs beside other kernels and waits
-// for the order, so it takes few multiprocessors, and leaves when none came for 2 ms.
+// ordered then; counts what it copied. Runs beside other kernels and waits for the order, so it takes little of few
+// multiprocessors, and leaves when none came for 2 ms.
 struct FillForeseenParams {
   PoolState state;
   const PooledExpert* homes = nullptr;
   ForeseenExperts foreseen;
+  bool follows = false;        // begins when the stage's order says go, or after 2 ms
+  StageOrder* next = nullptr;  // gets the go when all of the order is on its way; or null
 };
+inline constexpr int kForeseenBlocks = 6, kForeseenThreads = 256,
+                     kForeseenWarps = kForeseenBlocks * kForeseenThreads / 32;
 void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream);
 
 }  // namespace fnx::cuda

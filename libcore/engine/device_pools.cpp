@@ -44,15 +44,19 @@ void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const Vie
   Pool& p = pools_[bank];
   const View to = state(states_, bank), own = lines(p.first_line, options_.lines);
   const Foreseen foreseen = std::exchange(foreseen_, next);
+  foreseen_.follows = static_cast<bool>(foreseen);
   backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own, foreseen);
   if (foreseen) backend_.wait(stream, *stage_filled_);
   if (next) backend_.wait(stream, *known);  // here, where it is over by now: the stack may change after compute()
   backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own, foreseen);
-  if (next) {  // the link is theirs as soon as the copies ahead of this bank end
+  // Beside the copies ahead of this bank, which keep the link until they say go. `known` comes after the stack of this
+  // layer, and so after fill_planned() of the bank before, which read and cleared the same stage.
+  if (next) {
     Pool& after = pools_[bank + 1];
-    backend_.wait(*ahead_stream_, *known);
-    backend_.fill_foreseen(*ahead_stream_, *after.bank, after.planner.options(), state(states_, bank + 1), next);
-    backend_.record(*ahead_stream_, *stage_filled_);
+    Stream& ahead = *(bank % 2 == 0 ? ahead_stream_ : other_ahead_stream_);
+    backend_.wait(ahead, *known);
+    backend_.fill_foreseen(ahead, *after.bank, after.planner.options(), state(states_, bank + 1), foreseen_);
+    backend_.record(ahead, *stage_filled_);
   }
   if (options_.check_lines) backend_.check_served(stream, *p.bank);
   compute();

@@ -27,6 +27,7 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
       options_(options),
       copies_stream_(backend.make_stream()),
       ahead_stream_(backend.make_stream()),
+      other_ahead_stream_(backend.make_stream()),
       timeline_(backend),
       stage_filled_(backend.make_event()),
       refill_began_(backend.make_timed_event()),

@@ -176,7 +176,7 @@ class ExpertPools {
   PoolCopies copies_, stream_copies_;
 
   bool streaming_ = false;
-  std::unique_ptr<Stream> ahead_stream_;
+  std::unique_ptr<Stream> ahead_stream_, other_ahead_stream_;  // the other: of every second bank planned ahead
   int64_t frame_lines_ = 0;
   std::vector<Frame> frames_;
   std::deque<size_t> free_frames_;

@@ -132,7 +132,7 @@ Foreseen Engine::foresee(const Layer& layer, const View& stack) {
   backend_.wait(*foresight_, *stack_mixed_);
   launch_foresight(weights_.layers[static_cast<size_t>(l + 1)], stack, ids);
   backend_.record(*foresight_, *foreseen_);
-  return {ids, a_.stages[turn], weights_.pools->line_bytes()};
+  return {ids, a_.stages[turn], l + 2 < config().layers() ? a_.stages[1 - turn] : View{}, weights_.pools->line_bytes()};
 }
 
 View Engine::foreseen_rows(const View& v, int64_t rows) const {
