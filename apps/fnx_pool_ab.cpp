@@ -99,9 +99,8 @@ class PoolAb {
   void measure() {
     const Workload work = workload(0, o_.rounds), train = workload(1, o_.train_rounds);
     EngineOptions eo = model_.engine_options(work.state(), work.max_rows());
-    require_context(model_.config, o_.prompt + std::max(o_.rounds, o_.train_rounds),
-                    "--prompt-tokens, --rounds or --train-rounds");
     eo.state.tokens = eo.state.max_tokens = o_.prompt + std::max(o_.rounds, o_.train_rounds);
+    require_context(model_.config, eo.state.max_tokens, "--prompt-tokens, --rounds or --train-rounds");
     if (model_.plan(o_.model, eo, run_)) return;
     if (model_.expert_lines == 0)
       throw Error(ErrorKind::Unsupported,
