@@ -17,7 +17,6 @@ constexpr int64_t kLongestDrafting = 128;               // rounds of drafts betw
 constexpr double kClearly = 1.03;                       // rate over that of a depth in use that another must have
 constexpr double kShare = 1.0 / 512;                    // of plain time, for credit
 constexpr double kMostCredit = 8, kLeastCredit = 2;     // plain rounds: kept for later, and for a try to begin
-constexpr double kMostPaid = 2;                         // plain rounds of its recordings that a try which failed pays
 constexpr double kPlausible = 0.25;                     // gain that a try may turn out to bring
 constexpr int64_t kFewestLeft = 16;                     // rounds to come that a try is worth
 }  // namespace
@@ -213,8 +212,7 @@ bool DraftPolicy::goes_on(const Width& w, int32_t depth) const {
 
 void DraftPolicy::give_up(Width& w) {
   const bool paid = try_.worth > 0;
-  // Recordings are for rounds to come: of this try there are none, but those of others find them.
-  if (!paid) credit_ -= std::min(try_.recording_ns, kMostPaid * w.depth[0].typical());
+  if (!paid) credit_ -= try_.recording_ns;  // made for rounds to come, of which there are none
   w.drafting = false;
   w.try_ns = try_.lost;
   w.wait = paid ? kShortWait : w.next_wait;

@@ -3,8 +3,8 @@
 //
 // Drafts are made on credit. What rounds of drafts take longer than the plain rounds they stand for is paid from it, by
 // the stream that they brought least; what they save is added, and so is a small share of the time of plain rounds. No
-// draft is made without credit, so a run loses no more than that share and what it starts with. Recordings are paid by
-// tries that fail alone, and a small part: others use them.
+// draft is made without credit, so a run loses no more than that share, what it starts with and what one try overdraws.
+// Recordings are paid by tries that fail alone: those that go on use them.
 #pragma once
 
 #include <array>

@@ -104,7 +104,9 @@ void Engine::make_activations() {
 void Engine::reserve() {
   const int64_t R = options_.max_rows, slots = options_.state.slots;
   place_proposal(R, slots, std::vector<int64_t>(static_cast<size_t>(options_.state.trials), slots));
+  trials_ = {{0, static_cast<int32_t>(options_.state.trials)}};
   place(R, slots, most_draws(), R, slots);
+  place_late_rows(slots);
   staging_.allocate();
   place(R, slots, most_draws(), R, slots);
   const Lane lane{0, 0, static_cast<int32_t>(R),

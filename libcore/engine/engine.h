@@ -163,6 +163,7 @@ class Engine {
   void run_round(const RoundKey& key, bool recordable, const std::function<void()>& work);
   void place_proposal(int64_t rows, int64_t lanes, const std::vector<int64_t>& step_lanes);
   void place_draft_rows(int64_t rows, int64_t lanes);
+  void place_late_rows(int64_t rows);
   void place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_rows, int64_t draft_lanes);
   void list_drafts(const LaneInput& input, int32_t waiting);
   void add_draft_rows(const Lane& lane, int32_t waiting, int32_t count, int32_t start);

@@ -28,10 +28,9 @@ void Engine::launch_absorption() {
   if (!runs_draft_head()) return;
   gather_draft_stacks({});
   absorb_drafts();
-  const auto late = static_cast<int64_t>(late_rows_.size());
-  if (late > 0)
-    backend_.gather(*stream_, in_.late_rows.device.rows(0, late), a_.stack, a_.gather.rows(0, late),
-                    kept_stacks(in_.late_places.device.rows(0, late)));
+  if (late_rows_.empty()) return;
+  const View kept = a_.gather.rows(0, static_cast<int64_t>(late_rows_.size()));
+  backend_.gather(*stream_, in_.late_rows.device, a_.stack, kept, kept_stacks(in_.late_places.device));
 }
 
 RowCopies Engine::kept_stacks(const View& places) const {

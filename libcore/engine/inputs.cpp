@@ -23,7 +23,7 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
   in_.tokens = staging_.place(DType::I32, {rows});
   in_.positions = staging_.place(DType::I32, {rows});
   in_.lanes = staging_.place(DType::I32, {lanes, 4});
-  if (options_.state.trials > 0) in_.trials = staging_.place(DType::I32, {lanes, 2});
+  if (lags_or_tries()) in_.trials = staging_.place(DType::I32, {lanes, 2});
   in_.draw_rows = staging_.place(DType::I32, {draws});
   in_.params = staging_.place(DType::U8, {draws, sizeof(SampleParams)});
   in_.ngram.clear();
@@ -34,13 +34,14 @@ void Engine::place(int64_t rows, int64_t lanes, int64_t draws, int64_t draft_row
     const auto words = t.row_bytes() / static_cast<int64_t>(dtype_size(dtype));
     in_.ngram.push_back(staging_.place(dtype, {rows, l.ple->hash.heads(), words}));
   }
-  if (has_draft_head()) {
-    in_.keep = staging_.place(DType::I32, {draws});
-    in_.late_rows = staging_.place(DType::I32, {lanes}), in_.late_places = staging_.place(DType::I32, {lanes});
-  }
+  if (has_draft_head()) in_.keep = staging_.place(DType::I32, {draws});
   place_tables();
   // Last, for recorded rounds read all others, and their key says nothing of draft rows.
   if (draft_rows > 0) place_draft_rows(draft_rows, draft_lanes);
+}
+
+void Engine::place_late_rows(int64_t rows) {
+  in_.late_rows = staging_.place(DType::I32, {rows}), in_.late_places = staging_.place(DType::I32, {rows});
 }
 
 void Engine::place_tables() {
@@ -157,7 +158,7 @@ void Engine::fill_inputs(std::span<const LaneInput> inputs, std::span<const Draw
   for (const LaneInput& in : inputs) token = std::copy(in.tokens.begin(), in.tokens.end(), token);
   fill_positions(in_.positions, lanes_);
   in_.lanes.fill(lanes_.data(), lanes_.size());
-  if (options_.state.trials > 0) in_.trials.fill(trials_.data(), trials_.size());
+  if (lags_or_tries()) in_.trials.fill(trials_.data(), trials_.size());
   for (size_t i = 0; i < draws.size(); ++i) {
     in_.draw_rows.host.as<int32_t>()[i] = draws[i].row;
     reinterpret_cast<SampleParams*>(in_.params.host.data)[i] = draws[i].params;
@@ -184,6 +185,8 @@ void Engine::list_kept_stacks(std::span<const Draw> draws) {
     else
       late_rows_.push_back(last), late_places_.push_back(place);
   }
+  if (late_rows_.empty()) return;
+  place_late_rows(static_cast<int64_t>(late_rows_.size()));
   in_.late_rows.fill(late_rows_.data(), late_rows_.size());
   in_.late_places.fill(late_places_.data(), late_places_.size());
 }

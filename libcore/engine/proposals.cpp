@@ -155,7 +155,7 @@ void Engine::settle(int32_t slot) {
   trials_ = {{lag, 0}};
   place(0, 1, 0, 0, 0);
   in_.lanes.fill(lanes_.data(), 1);
-  if (options_.state.trials > 0) in_.trials.fill(trials_.data(), 1);
+  in_.trials.fill(trials_.data(), 1);
   fill_tables();
   staging_.send(*stream_);
   batch_ = make_batch(in_.lanes, in_.positions, lanes_);

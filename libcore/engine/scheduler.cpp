@@ -141,9 +141,7 @@ class Run {
     if (any_prompt && events_.prompt_rows) events_.prompt_rows(prompt_done_, prompt_total_);
     report_draft_logits();
     for (Active& a : active_) count_kept(a, drawn);
-    const double drew = now_ns();
-    report_logits();
-    const double reporting = now_ns() - drew;
+    const double reporting = report_logits();
     for (Active& a : active_)
       if (a.first_draw >= 0) take(a, drawn);
     // What the draft head still absorbs of a prompt is the prompt's time.
@@ -243,20 +241,21 @@ class Run {
   }
 
   void note_round(double ns, bool recorded) {
-    DraftRound& round = noted_.emplace(DraftRound{depth_, {}, ns, recorded});
-    round.streams.reserve(active_.size());
+    noted_.depth = depth_, noted_.ns = ns, noted_.recorded = recorded;
+    noted_.streams.clear();
     for (const Active& a : active_) {
       const int32_t tried = lanes_[static_cast<size_t>(a.lane)].tried;
-      round.streams.push_back({{a.request, a.left}, tried, a.kept});
+      noted_.streams.push_back({{a.request, a.left}, tried, a.kept});
       stats_.drafted += tried, stats_.drafts_kept += a.kept;
     }
   }
 
   // From the round before, where that has waited for the device to be busy.
   void learn() {
-    if (!noted_) return;
-    policy_.observe(*noted_);
-    stats_.draft_rounds.push_back(*std::exchange(noted_, std::nullopt));
+    if (noted_.streams.empty()) return;
+    policy_.observe(noted_);
+    stats_.draft_rounds.push_back(noted_);
+    noted_.streams.clear();
   }
 
   // The streams of the last decision go on, and the policy needs nothing of this round for the next.
@@ -321,8 +320,10 @@ class Run {
     }
   }
 
-  void report_logits() {
-    if (!events_.logits) return;
+  // The time that it takes.
+  double report_logits() {
+    if (!events_.logits) return 0;
+    const double began = now_ns();
     int32_t row = 0;
     for (const Active& a : active_) {
       const auto& lane = lanes_[static_cast<size_t>(a.lane)];
@@ -334,6 +335,7 @@ class Run {
         events_.logits(a.request, engine_.to_host(engine_.drawn_logits().rows(a.first_draw + j, 1)));
       row += count;
     }
+    return now_ns() - began;
   }
 
   Engine& engine_;
@@ -358,10 +360,10 @@ class Run {
   std::vector<LaneInput> lanes_;
   std::vector<Draw> draws_;
   std::vector<DraftStream> streams_;
-  int32_t depth_ = 0;                // decided for the next round
-  int64_t plain_ahead_ = 0;          // rounds of streams_ whose depth is decided too: none
-  std::optional<DraftRound> noted_;  // and not learned from
-  double draft_ns_ = 0;              // spent on its drafts
+  int32_t depth_ = 0;        // decided for the next round
+  int64_t plain_ahead_ = 0;  // rounds of streams_ whose depth is decided too: none
+  DraftRound noted_;         // and not learned from; of no stream: none
+  double draft_ns_ = 0;      // spent on its drafts
   int64_t recordings_ = 0;
 };
 

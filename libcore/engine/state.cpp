@@ -20,6 +20,8 @@ StatePool::StatePool(const ModelConfig& config, Backend& backend, Stream& stream
       options_(options),
       stream_(stream),
       page_tokens_(page_tokens_of(config)),
+      waiting_rows_(options.trials > 0 ? std::min(options.waiting, std::max(kLeastWaiting, kWaiting / options.slots))
+                                       : 1),
       pages_(page_pool(options, page_tokens_)),
       sequences_(options.slots) {
   const int64_t ratio = std::max<int64_t>(1, config.index_ratio), slots = options.slots;

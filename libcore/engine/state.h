@@ -73,9 +73,7 @@ class StatePool {
     sequences_[slot].waiting = rows, sequences_[slot].absorbed = absorbed;
   }
   // Where rows may be tried plain rounds let rows wait, so that one pass of the draft head serves many.
-  int64_t waiting_rows() const {
-    return options_.trials > 0 ? std::min(options_.waiting, std::max(kLeastWaiting, kWaiting / options_.slots)) : 1;
-  }
+  int64_t waiting_rows() const { return waiting_rows_; }
 
   int64_t length(int32_t slot) const { return static_cast<int64_t>(sequences_[slot].tokens.size()); }
   std::span<const int32_t> tokens(int32_t slot) const { return sequences_[slot].tokens; }
@@ -144,7 +142,7 @@ class StatePool {
   Backend& backend_;
   StateOptions options_;
   Stream& stream_;
-  int64_t page_tokens_ = 0;
+  int64_t page_tokens_ = 0, waiting_rows_ = 1;
   PagePool pages_;
   std::vector<Buffer> buffers_, host_buffers_;
   std::vector<GdnState> gdn_;
