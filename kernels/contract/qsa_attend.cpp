@@ -205,7 +205,7 @@ std::unique_ptr<Kernel> qsa_attend_entry() {
       "qsa_attend",
       {{"attend_parts_kernel", 256, 255, 0, kSharedLimit, 0},
        {"merge_parts_kernel", 256, 128, 0, 48 * 1024, 0},
-       {"attend_rows_kernel", 256, 255, 0, kSharedLimit, 0},
+       {"attend_rows_kernel", 64, 255, 0, kSharedLimit, 0},
        {"attend_f32_kernel", 256, 255, 32 * 1024, 0, 0}},
       "head dim 256, at most 16 query heads a KV head, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, "
       "BF16 or F32 pages, fewer than 65536 rows in any lanes",
