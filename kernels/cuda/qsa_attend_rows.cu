@@ -55,64 +55,105 @@ __device__ __forceinline__ void load_query(const QsaAttendParams& p, RowTile& ti
 // Where a part's keys lie: lane l has keys l and l + 32. Found in steps of one read each, long before they are used.
 class Places {
  public:
-  __device__ __forceinline__ Places(const QsaShape& s, const KeyList& k) : shape_(s), list_(k) {}
-  __device__ __forceinline__ void begin(int part) {
-    first_ = part * kPartKeys + static_cast<int>(threadIdx.x % 32);
+  __device__ __forceinline__ Places(const QsaShape& s, const KeyList& k)
+      : shape_(s), list_(k), ratio_(static_cast<int>(s.ratio)), page_tokens_(static_cast<int>(s.page_tokens)) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      place_[j] = static_cast<int>(threadIdx.x % 32) + 32 * j;
+      block_[j] = place_[j] / ratio_, within_[j] = place_[j] % ratio_;
+    }
+  }
+  __device__ __forceinline__ void begin() {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      if (first_ + 32 * j < list_.chosen) read_[j] = list_.selected[(first_ + 32 * j) / ratio()];
+      if (place_[j] < list_.chosen) read_[j] = list_.selected[block_[j]];
   }
   __device__ __forceinline__ void find_pages() {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int i = first_ + 32 * j;
-      if (i >= list_.count) continue;
-      token_[j] = i < list_.chosen ? read_[j] * ratio() + i % ratio() : list_.tail + i - list_.chosen;
-      read_[j] = shape_.kv_table[list_.slot * shape_.table_width + token_[j] / page_tokens()];
+      if (place_[j] >= list_.count) continue;
+      const bool chosen = place_[j] < list_.chosen;
+      const int token = chosen ? read_[j] * ratio_ + within_[j] : list_.tail + place_[j] - list_.chosen;
+      const int page = token / page_tokens_;
+      token_[j] = token - page * page_tokens_;
+      read_[j] = shape_.kv_table[list_.slot * shape_.table_width + page];
     }
   }
-  // -1 beyond the list.
-  __device__ __forceinline__ void take(int (&places)[2]) const {
+  // -1 beyond the list. The next part's are begun then.
+  __device__ __forceinline__ void take(int (&places)[2]) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
-      places[j] = first_ + 32 * j < list_.count ? read_[j] * page_tokens() + token_[j] % page_tokens() : -1;
+    for (int j = 0; j < 2; ++j) {
+      places[j] = place_[j] < list_.count ? read_[j] * page_tokens_ + token_[j] : -1;
+      place_[j] += kPartKeys;
+      block_[j] += kPartKeys / ratio_, within_[j] += kPartKeys % ratio_;
+      if (within_[j] >= ratio_) within_[j] -= ratio_, ++block_[j];
+    }
   }
 
  private:
-  __device__ __forceinline__ int ratio() const { return static_cast<int>(shape_.ratio); }
-  __device__ __forceinline__ int page_tokens() const { return static_cast<int>(shape_.page_tokens); }
   const QsaShape& shape_;
   const KeyList& list_;
-  int first_ = 0, read_[2] = {}, token_[2] = {};
+  const int ratio_, page_tokens_;
+  int place_[2], block_[2], within_[2];  // in the list, of the selection and in its block
+  int read_[2] = {}, token_[2] = {};
 };
 
-// Begins the copies of a chunk.
-struct Copies {
-  const QsaAttendParams& p;
-  int kv, warp, lane;
-  __device__ __forceinline__ void copy(const KvPages& from, int place, int piece, unsigned char* to) const {
-    const auto* source = kv_at<const __nv_bfloat16>(p.cache, from, max(place, 0), p.shape.kv_heads, kv) + piece * 8;
-    copy_async16(to, source, place >= 0);
+// Copies 16 bytes to shared memory; zeros, and nothing is read, where they are not `here`.
+__device__ __forceinline__ void copy_here16(void* shared, const void* global, bool here) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{.reg .pred p; setp.eq.b32 p, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, p;}" ::"r"(to),
+      "l"(global), "r"(static_cast<int>(here))
+      : "memory");
+}
+
+// A lane's pieces of one KV head's keys, or values. Places of far pages follow those of near ones.
+struct Pieces {
+  const char *near, *far;
+  int first_far, stride;
+  __device__ __forceinline__ Pieces(const QsaAttendParams& p, const KvPages& pages, int kv, int piece)
+      : first_far(static_cast<int>(min(p.cache.near_tokens, int64_t{INT32_MAX}))),
+        stride(static_cast<int>(p.shape.kv_heads) * kHeadDim * 2) {
+    near = static_cast<const char*>(pages.near) + kv * kHeadDim * 2 + piece * 16;
+    far = static_cast<const char*>(pages.far) + kv * kHeadDim * 2 + piece * 16 - int64_t{first_far} * stride;
   }
-  __device__ __forceinline__ void keys(const int (&places)[2], int chunk, unsigned char* slot) const {
-    constexpr int kPieces = kKeyRowBytes / 16;  // of a row, a lane each
+  __device__ __forceinline__ void copy(int place, int byte, unsigned char* to) const {
+    copy_here16(to, (place < first_far ? near : far) + int64_t{place} * stride + byte, place >= 0);
+  }
+};
+
+// Begins the copies of the warp's chunks to its ring, from byte `at` of that on.
+constexpr int kCopies = kChunkBytes / 512;  // of a lane
+struct Copies {
+  static constexpr int kKeyPieces = kKeyRowBytes / 16, kValuePieces = kValueRowBytes / 16;  // of a row, a lane each
+  int warp, lane;
+  unsigned char* ring;
+  Pieces key_pieces, value_pieces;
+  __device__ __forceinline__ Copies(const QsaAttendParams& p, RowTile& tile, int kv)
+      : warp(threadIdx.x / 32),
+        lane(threadIdx.x % 32),
+        ring(tile.ring[warp][0]),
+        key_pieces(p, p.cache.keys, kv, lane % kKeyPieces),
+        value_pieces(p, p.cache.values, kv, warp * kValuePieces + lane % kValuePieces) {}
+  __device__ __forceinline__ void keys(const int (&places)[2], int chunk, int at) const {
+    at += piece_at(lane / kKeyPieces, kKeyRowBytes, lane % kKeyPieces);
 #pragma unroll
-    for (int i = 0; i < kChunkBytes / 512; ++i) {
-      const int row = i * (32 / kPieces) + lane / kPieces, key = key_of_column(warp, row);
-      const int place = __shfl_sync(kFullWarp, places[i / (kChunkBytes / 1024)], key % 32);
-      copy(p.cache.keys, place, chunk * kPieces + lane % kPieces, slot + piece_at(row, kKeyRowBytes, lane % kPieces));
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = i * (32 / kKeyPieces), from = key_of_column(warp, row + lane / kKeyPieces) % 32;
+      key_pieces.copy(__shfl_sync(kFullWarp, places[i / (kCopies / 2)], from), chunk * kKeyRowBytes,
+                      ring + (at ^ row % 8 * 16) + row * kKeyRowBytes);
     }
     copy_commit();
   }
-  __device__ __forceinline__ void values(const int (&places)[2], int chunk, unsigned char* slot) const {
-    constexpr int kPieces = kValueRowBytes / 16;
+  __device__ __forceinline__ void values(const int (&places)[2], int chunk, int at) const {
     const int half = chunk < kChunks / 2 ? places[0] : places[1];
+    at += piece_at(lane / kValuePieces, kValueRowBytes, lane % kValuePieces);
 #pragma unroll
-    for (int i = 0; i < kChunkBytes / 512; ++i) {
-      const int row = i * (32 / kPieces) + lane / kPieces;
-      const int place = __shfl_sync(kFullWarp, half, chunk * 16 + row);
-      copy(p.cache.values, place, warp * kPieces + lane % kPieces,
-           slot + piece_at(row, kValueRowBytes, lane % kPieces));
+    for (int i = 0; i < kCopies; ++i) {
+      const int row = i * (32 / kValuePieces);
+      value_pieces.copy(__shfl_sync(kFullWarp, half, chunk * 16 + lane / kValuePieces + row), 0,
+                        ring + (at ^ row % 8 * 16) + row * kValueRowBytes);
     }
     copy_commit();
   }
@@ -248,11 +289,11 @@ __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(QsaAttendParam
   const KeyList list = key_list(p, r);
   if (list.count == 0) return;
   Places next(p.shape, list);
-  const Copies copies{p, kv, warp, lane};
+  const Copies copies(p, tile, kv);
   int places[2], slot = 0;  // slot: of the ring, read next
-  next.begin(0), next.find_pages(), next.take(places);
+  next.begin(), next.find_pages(), next.take(places);
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) copies.keys(places, i, tile.ring[warp][i]);
+  for (int i = 0; i < kSlots; ++i) copies.keys(places, i, i * kChunkBytes);
   load_query(p, tile, r, kv);
   __syncthreads();
 
@@ -260,12 +301,12 @@ __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(QsaAttendParam
   const auto chunk_here = [&] {
     copy_wait<kSlots - 1>();
     __syncwarp();
-    return tile.ring[warp][slot];
+    return tile.ring[warp][0] + slot;
   };
   const auto chunk_read = [&] {
     __syncwarp();
-    unsigned char* free = tile.ring[warp][slot];
-    slot = slot + 1 == kSlots ? 0 : slot + 1;
+    const int free = slot;
+    slot = slot + kChunkBytes == kSlots * kChunkBytes ? 0 : slot + kChunkBytes;
     return free;
   };
   static_assert(kSlots == kChunks - 1);
@@ -273,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(QsaAttendParam
   float total[kDimTiles][4];
   Running run[2];
   for (int part = 0; part * kPartKeys < list.count; ++part) {
-    next.begin(part + 1);
+    next.begin();
     float highest[2], weight[2];
     {
       float score[kSplit][kKeyTiles][4];
@@ -282,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(QsaAttendParam
 #pragma unroll 1
       for (int c = 0; c < kChunks; ++c) {
         score_chunk(tile.query[0] + c * kKeyRowBytes, chunk_here(), score);
-        unsigned char* free = chunk_read();
+        const int free = chunk_read();
         if (c == 0)
           copies.keys(places, kChunks - 1, free);
         else
@@ -296,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 4) attend_rows_kernel(QsaAttendParam
 #pragma unroll 1
     for (int c = 0; c < kChunks; ++c) {
       value_chunk(tile, c, chunk_here(), sum);
-      unsigned char* free = chunk_read();
+      const int free = chunk_read();
       if (c == 0) {
         copies.values(places, kChunks - 1, free);
         next.take(places);
