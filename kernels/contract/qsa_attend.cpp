@@ -196,6 +196,13 @@ Problem attend_make(const Shape& shape, Kind kind, int64_t rows, uint64_t seed) 
   return p;
 }
 
+// Blocks of six tokens, which straddle the parts of 64 keys.
+Shape in_sixes(Shape shape) {
+  shape.label += ", blocks of 6";
+  shape.numbers["ratio"] = shape.numbers["ring"] = 6, shape.numbers["page_tokens"] = 36;
+  return shape;
+}
+
 }  // namespace
 
 std::unique_ptr<Kernel> qsa_attend_entry() {
@@ -205,7 +212,7 @@ std::unique_ptr<Kernel> qsa_attend_entry() {
       "qsa_attend",
       {{"attend_parts_kernel", 256, 255, 0, kSharedLimit, 0},
        {"merge_parts_kernel", 256, 128, 0, 48 * 1024, 0},
-       {"attend_rows_kernel", 256, 255, 0, kSharedLimit, 0},
+       {"attend_rows_kernel", 64, 255, 0, kSharedLimit, 0},
        {"attend_f32_kernel", 256, 255, 32 * 1024, 0, 0}},
       "head dim 256, at most 16 query heads a KV head, ratio 1 to 64, 1 to 4096 blocks of at most 65536 tokens, "
       "BF16 or F32 pages, fewer than 65536 rows in any lanes",
@@ -226,7 +233,7 @@ std::unique_ptr<Kernel> qsa_attend_entry() {
       "scores within the range of expf"};
   e.host_shapes = {qsa_shape(4, 2, 40, DType::BF16, 130), qsa_shape(2, 1, 20, DType::F32)};
   e.more_device_shapes = {qsa_shape(24, 2, 20, DType::BF16), qsa_shape(16, 1, 20, DType::F32),
-                          qsa_shape(24, 2, 512, DType::BF16, 2100)};
+                          qsa_shape(24, 2, 512, DType::BF16, 2100), in_sixes(qsa_shape(16, 1, 40, DType::BF16, 300))};
   e.value_rows = 20;
   e.bit_rows = 130;
   e.make = attend_make;

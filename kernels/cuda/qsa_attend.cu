@@ -1,18 +1,15 @@
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
-#include "kernels/cuda/qsa_device.cuh"
+#include "kernels/cuda/qsa_attend.cuh"
 
 namespace fnx::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kSplit = 3;  // kSplit: bf16 numbers of an fp32 one
-constexpr int kStride = kHeadDim + 8;      // of a row in shared memory: rows start 16 bytes apart modulo 128
+constexpr int kThreads = 256;
+constexpr int kStride = kHeadDim + 8;  // of a row in shared memory: rows start 16 bytes apart modulo 128
 constexpr int kWeightStride = kPartKeys + 8, kScoreStride = kPartKeys + 4;
 constexpr int kWarpTiles = kHeadDim / 8 / (kThreads / 32);  // tiles of 8 dims of a warp's values
-constexpr float kScale = 0.0625f;                           // 1 / sqrt(256)
 
 struct Tile {
   __nv_bfloat16 values[kPartKeys][kStride];
@@ -25,84 +22,10 @@ struct Tile {
   float highest[kMostGroup], total[kMostGroup];
 };
 
-// A row's key list: selected blocks, then the tail.
-struct KeyList {
-  int slot = 0, chosen = 0, tail = 0, count = 0;
-  const int32_t* selected = nullptr;
-};
-
-__device__ __forceinline__ KeyList key_list(const QsaAttendParams& p, int r) {
-  const LaneRow l = find_lane(p.shape.lanes, r);
-  const int ratio = static_cast<int>(p.shape.ratio), position = l.start + r - l.first_row;
-  const int complete = (position + 1) / ratio;
-  KeyList k;
-  k.slot = l.slot;
-  k.chosen = min(static_cast<int>(p.shape.blocks), complete) * ratio;
-  k.tail = complete * ratio;
-  k.count = l.slot < 0 ? 0 : k.chosen + (position + 1) % ratio;
-  k.selected = p.selected + r * p.shape.blocks;
-  return k;
-}
-
 __device__ __forceinline__ int64_t key_place(const QsaShape& s, const KeyList& k, int i) {
   if (i >= k.count) return -1;
   const int ratio = static_cast<int>(s.ratio);
   return token_place(s, k.slot, i < k.chosen ? k.selected[i / ratio] * ratio + i % ratio : k.tail + i - k.chosen);
-}
-
-// The same in steps of one read each, so that nobody waits for what the step before reads.
-class PlaceSteps {
- public:
-  __device__ __forceinline__ PlaceSteps(const QsaShape& s, const KeyList& k) : shape_(s), list_(k) {}
-  __device__ __forceinline__ void begin(int i) {
-    i_ = i;
-    if (i < list_.chosen) read_ = list_.selected[i / ratio()];
-  }
-  __device__ __forceinline__ void find_page() {
-    if (i_ >= list_.count) return;
-    token_ = i_ < list_.chosen ? read_ * ratio() + i_ % ratio() : list_.tail + i_ - list_.chosen;
-    read_ = shape_.kv_table[list_.slot * shape_.table_width + token_ / page_tokens()];
-  }
-  __device__ __forceinline__ int64_t place() const {
-    return i_ < list_.count ? int64_t{read_} * page_tokens() + token_ % page_tokens() : -1;
-  }
-
- private:
-  __device__ __forceinline__ int ratio() const { return static_cast<int>(shape_.ratio); }
-  __device__ __forceinline__ int page_tokens() const { return static_cast<int>(shape_.page_tokens); }
-  const QsaShape& shape_;
-  const KeyList& list_;
-  int i_ = 0, read_ = 0, token_ = 0;
-};
-
-// The running (max, sum, values) of a head and its merge with the next part's.
-struct Running {
-  float highest = 0, total = 0;
-  // Returns the factors of what was and of what comes.
-  __device__ float2 merge(float m, float l, bool first) {
-    if (first) {
-      highest = m, total = l;
-      return make_float2(0, 1);
-    }
-    const float top = fmaxf(highest, m), a = expf(highest - top), b = expf(m - top);
-    highest = top;
-    total = __fmaf_rn(total, a, __fmul_rn(l, b));
-    return make_float2(a, b);
-  }
-};
-__device__ __forceinline__ float merged(float was, float part, float2 f, bool first) {
-  return first ? part : __fmaf_rn(was, f.x, __fmul_rn(part, f.y));
-}
-// gate: its sigmoid.
-__device__ __forceinline__ float gated(float sum, float total, float gate) {
-  return __fmul_rn(__fdiv_rn(sum, total), gate);
-}
-
-__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ void split3(float x, __nv_bfloat16* to, int stride) {
@@ -111,18 +34,6 @@ __device__ __forceinline__ void split3(float x, __nv_bfloat16* to, int stride) {
     const __nv_bfloat16 b = __float2bfloat16_rn(x);
     to[i * stride] = b;
     x -= __bfloat162float(b);
-  }
-}
-
-// The same for four neighbours.
-__device__ __forceinline__ void split3x4(float4 x, __nv_bfloat16* to, int stride) {
-#pragma unroll
-  for (int i = 0; i < kSplit; ++i) {
-    const __nv_bfloat162 a = __floats2bfloat162_rn(x.x, x.y), b = __floats2bfloat162_rn(x.z, x.w);
-    const float2 fa = __bfloat1622float2(a), fb = __bfloat1622float2(b);
-    *reinterpret_cast<uint2*>(to + i * stride) =
-        make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
-    x = make_float4(x.x - fa.x, x.y - fa.y, x.z - fb.x, x.w - fb.y);
   }
 }
 
@@ -138,21 +49,11 @@ __device__ void load_query(const QsaAttendParams& p, Tile& tile, int r, int kv) 
   }
 }
 
-// Begins the copies of a part's keys, or values. Four threads a key; `place`: theirs among all pages, -1 beyond the
-// list.
+// Begins the copies of a part's keys, or values, a warp a key at a time: its lines arrive together. `place`: of a
+// thread's key among all pages, -1 beyond the list.
 constexpr int kKeyThreads = kThreads / kPartKeys;
 __device__ __forceinline__ void load_keys(const QsaAttendParams& p, int64_t place, int kv, const KvPages& from,
                                           __nv_bfloat16 (&to)[kPartKeys][kStride]) {
-  const int piece = threadIdx.x % kKeyThreads * 8;
-  const auto* source = kv_at<const __nv_bfloat16>(p.cache, from, max(place, int64_t{0}), p.shape.kv_heads, kv) + piece;
-  __nv_bfloat16* at = to[threadIdx.x / kKeyThreads] + piece;
-#pragma unroll
-  for (int d = 0; d < kHeadDim; d += 8 * kKeyThreads) copy_async16(at + d, source + d, place >= 0);
-  copy_commit();
-}
-// The same, a warp a key at a time: its lines arrive together, which pays where a block has one part.
-__device__ __forceinline__ void load_whole_keys(const QsaAttendParams& p, int64_t place, int kv, const KvPages& from,
-                                                __nv_bfloat16 (&to)[kPartKeys][kStride]) {
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (32 / kKeyThreads);
 #pragma unroll
   for (int i = 0; i < 32 / kKeyThreads; ++i) {
@@ -169,23 +70,8 @@ __device__ __forceinline__ void wait_keys() {
   __syncthreads();
 }
 
-// What a warp multiplies of its eight heads' query, the first kSplits of its numbers, as the tensor cores take it.
-template <int kSplits>
-struct HeldQuery {
-  uint32_t b[kSplits == 0 ? 1 : kSplits][kHeadDim / 32][4];
-  __device__ __forceinline__ void load(const Tile& tile) {
-    const int first_head = threadIdx.x / 32 / (kPartKeys / 16) * 8, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kSplits; ++i)
-#pragma unroll
-      for (int k = 0; k < kHeadDim / 32; ++k)
-        load_matrices(b[i][k], &tile.query[i][first_head + lane % 8][k * 32 + lane / 8 * 8]);
-  }
-};
-
 // Scores of a part to the tile; a warp has 16 keys and eight heads. `keys`: how many the list has from here on.
-template <int kHeld>
-__device__ __forceinline__ void score_part(Tile& tile, int keys, const HeldQuery<kHeld>& held) {
+__device__ __forceinline__ void score_part(Tile& tile, int keys) {
   static_assert(kPartKeys / 16 * (kMostGroup / 8) == kThreads / 32);
   const int first_key = threadIdx.x / 32 % (kPartKeys / 16) * 16, first_head = threadIdx.x / 32 / (kPartKeys / 16) * 8;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -197,16 +83,10 @@ __device__ __forceinline__ void score_part(Tile& tile, int keys, const HeldQuery
     for (int h = 0; h < 2; ++h) load_matrices(a[h], &tile.keys[first_key + lane % 16][k + h * 16 + lane / 16 * 8]);
 #pragma unroll
     for (int i = 0; i < kSplit; ++i) {
-      if (i < kHeld) {
-        const uint32_t(&b)[4] = held.b[i < kHeld ? i : 0][k / 32];
-        mma_bf16(score[i], a[0], b[0], b[1]);
-        mma_bf16(score[i], a[1], b[2], b[3]);
-      } else {
-        uint32_t b[4];
-        load_matrices(b, &tile.query[i][first_head + lane % 8][k + lane / 8 * 8]);
-        mma_bf16(score[i], a[0], b[0], b[1]);
-        mma_bf16(score[i], a[1], b[2], b[3]);
-      }
+      uint32_t b[4];
+      load_matrices(b, &tile.query[i][first_head + lane % 8][k + lane / 8 * 8]);
+      mma_bf16(score[i], a[0], b[0], b[1]);
+      mma_bf16(score[i], a[1], b[2], b[3]);
     }
   }
 #pragma unroll
@@ -279,10 +159,10 @@ __global__ void __launch_bounds__(kThreads) attend_parts_kernel(QsaAttendParams 
   wait_previous();  // only `selected` is of the previous launch, which is qsa_select
   if (part * kPartKeys >= list.count) return;
   const int64_t place = key_place(p.shape, list, part * kPartKeys + threadIdx.x / kKeyThreads);
-  load_whole_keys(p, place, kv, p.cache.keys, tile.keys);
-  load_whole_keys(p, place, kv, p.cache.values, tile.values);
+  load_keys(p, place, kv, p.cache.keys, tile.keys);
+  load_keys(p, place, kv, p.cache.values, tile.values);
   wait_keys<1>();
-  score_part(tile, list.count - part * kPartKeys, HeldQuery<0>());
+  score_part(tile, list.count - part * kPartKeys);
   __syncthreads();
   weigh_part(tile);
   wait_keys<0>();
@@ -356,80 +236,6 @@ __global__ void __launch_bounds__(kHeadDim) merge_parts_kernel(QsaAttendParams p
     }
   }
   p.out[at * kHeadDim + d] = gated(sum, total, gate);
-}
-
-// blockIdx: KV head, row. The same parts, one after another.
-__global__ void __launch_bounds__(kThreads, 2) attend_rows_kernel(QsaAttendParams p) {
-  wait_previous();
-  extern __shared__ __align__(16) unsigned char memory[];
-  Tile& tile = *reinterpret_cast<Tile*>(memory);
-  const int kv = blockIdx.x, r = blockIdx.y;
-  const KeyList list = key_list(p, r);
-  if (list.count == 0) return;
-  load_query(p, tile, r, kv);
-  const int heads = static_cast<int>(p.shape.heads), group = heads / static_cast<int>(p.shape.kv_heads);
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  float sum[kWarpTiles][4], total[kWarpTiles][4];
-  Running run[2];
-  // A part's keys are on their way while the one before is weighed, its values while its keys are multiplied. Each of a
-  // key's threads finds its place in one part of four.
-  static_assert(kKeyThreads == 4);
-  const auto key_of = [&](int first_part) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return (first_part + thread % kKeyThreads) * kPartKeys + thread / kKeyThreads;
-  };
-  int64_t places = key_place(p.shape, list, key_of(0));
-  PlaceSteps steps(p.shape, list);
-  const auto place_in = [&](int part) { return __shfl_sync(kFullWarp, places, part % kKeyThreads, kKeyThreads); };
-  load_keys(p, place_in(0), kv, p.cache.keys, tile.keys);
-  load_keys(p, place_in(0), kv, p.cache.values, tile.values);
-  __syncthreads();
-  HeldQuery<1> held;  // more leave the registers no room
-  held.load(tile);
-  for (int part = 0; part * kPartKeys < list.count; ++part) {
-    switch (part % kKeyThreads) {
-      case 0:
-        steps.begin(key_of(part + kKeyThreads));
-        break;
-      case 1:
-        steps.find_page();
-        break;
-      case 3:
-        places = steps.place();
-    }
-    const int64_t place = place_in(part + 1);
-    wait_keys<1>();
-    score_part(tile, list.count - part * kPartKeys, held);
-    __syncthreads();
-    load_keys(p, place, kv, p.cache.keys, tile.keys);
-    weigh_part(tile);
-    wait_keys<1>();
-    value_part(tile, sum);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float2 f = run[i].merge(tile.highest[g + 8 * i], tile.total[g + 8 * i], part == 0);
-#pragma unroll
-      for (int n = 0; n < kWarpTiles; ++n)
-#pragma unroll
-        for (int j = 2 * i; j < 2 * i + 2; ++j) total[n][j] = merged(total[n][j], sum[n][j], f, part == 0);
-    }
-    __syncthreads();
-    load_keys(p, place, kv, p.cache.values, tile.values);
-  }
-  copy_wait<0>();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (g + 8 * i >= group) continue;
-    const int64_t at = int64_t{r} * heads + kv * group + g + 8 * i;
-#pragma unroll
-    for (int n = 0; n < kWarpTiles; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int d = 8 * kWarpTiles * warp + 8 * n + 2 * t + j;
-        p.out[at * kHeadDim + d] =
-            gated(total[n][2 * i + j], run[i].total, sigmoid(p.query_gate[(2 * at + 1) * kHeadDim + d]));
-      }
-  }
 }
 
 // F32 pages: one block a KV head of a row, one thread a dim of the values.
@@ -528,8 +334,7 @@ void qsa_attend(const QsaAttendParams& p, cudaStream_t stream) {
     launch("merge_parts", merge_parts_kernel, static_cast<unsigned>(s.rows * s.heads), kHeadDim,
            padded_parts(static_cast<int>(parts)) * 3 * sizeof(float), stream, p, static_cast<int>(parts));
   } else {
-    allow_tile(attend_rows_kernel);
-    launch("attend_rows", attend_rows_kernel, dim3(kv, rows), kThreads, sizeof(Tile), stream, p);
+    attend_rows(p, stream);
   }
 }
 
