@@ -201,8 +201,12 @@ __device__ __forceinline__ void weigh_part(RowTile& tile, int keys, const float 
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float sum = score[0][n][j] + score[1][n][j] + score[2][n][j];
-      s[j / 2][n][j % 2] = key_of_column(warp, 8 * n + 2 * t + j % 2) < keys ? __fmul_rn(sum, kScale) : -INFINITY;
+      s[j / 2][n][j % 2] = __fmul_rn(sum, kScale);
     }
+  if (keys < kPartKeys)
+#pragma unroll
+    for (int i = 0; i < 2 * kKeyTiles; ++i)
+      if (key_of_column(warp, i / 2 * 8 + 2 * t + i % 2) >= keys) s[0][i / 2][i % 2] = s[1][i / 2][i % 2] = -INFINITY;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float m = s[h][0][0];
