@@ -3,7 +3,7 @@
 //
 // Domain of all: head_dim = 256, index_dim = 128, rotary even and at most 128, heads a multiple of kv_heads with at
 // most 16 query heads a KV head, index_heads 1 to 8, ratio 1 to 64, page_tokens a multiple of ratio, blocks at most
-// 4096.
+// 4096, fewer than 2^31 tokens in all pages.
 #pragma once
 
 #include "kernels/cuda/stream.h"
