@@ -322,15 +322,19 @@ class Backend {
   // or not, by any line or none.
   virtual void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) = 0;
   // Plans a request by the rule of kernels/expert_planner.h, whose state is in device memory, lists the copies to make,
-  // and serves each expert that has a line from there, every other pooled one in place; so must serve() have done
+  // and serves each expert that has a line from there, from the stage when it has a place on it, and every other pooled
+  // one in place; so must serve() have done
   // before the first plan. ids I32 [R, k or more]: the first k of each row are its choice, which all count as heat;
   // pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line bytes]. Orders what the request
   // misses from the copies to the stage of what was foreseen of this layer.
   virtual void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines,
                             const Foreseen&) = 0;
-  // Makes the copies that the last plan of that state listed, of what is there from the stage; before the next use of
-  // its lines, and after fill_foreseen() of the same. The stage may be filled again afterwards.
+  // Makes the copies that the last plan of that state listed, where it serves them from, but for what is there; before
+  // the next use of its lines, and after fill_foreseen() of the same.
   virtual void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines, const Foreseen&) = 0;
+  // Copies what the last plan serves from the stage to its lines and serves it from there; after that plan's use of the
+  // stage, and before the next plan. The stage may be filled again afterwards.
+  virtual void settle_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines, const Foreseen&) = 0;
   // Copies experts that are foreseen and have no line to the stage until the layer's plan, which may run beside it, has
   // given its order, and then what that lacks. A stage is zero at first.
   virtual void fill_foreseen(Stream&, ExpertBank&, const PoolOptions&, View state, const Foreseen&) = 0;

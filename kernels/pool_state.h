@@ -13,10 +13,14 @@ struct PoolWords {
   // Of plans on a device alone, since their words were last zero.
   uint64_t placed, placed_bytes;      // experts that a plan wants copied to a line
   uint64_t in_place, in_place_bytes;  // experts that were chosen and have no line after the plan
-  uint64_t copied_bytes;              // as they were copied
+  uint64_t copied_bytes;              // to lines, as they were copied
   uint64_t ahead, ahead_bytes;        // foreseen experts that a stage got bytes of before the choice, and these
   uint64_t chosen_bytes;              // that a stage got after it
   uint64_t taken_bytes;               // of copied_bytes, from a stage
+};
+
+struct PlannedFill {
+  int32_t line, expert, place;  // place: of the stage, where it is served until it settles in its line; -1: has none
 };
 
 // Arrays inside a run of bytes(), which is 8-byte aligned. `experts` are the pooled ones of a bank of `all`.
@@ -27,12 +31,12 @@ struct PoolState {
   uint64_t* heat = nullptr;       // [all]: choices of rows
   uint32_t* count = nullptr;      // [experts]
   int32_t* line_of = nullptr;     // [experts]
-  int32_t* fills = nullptr;       // [lines, 2]: line and expert of each copy of the last plan; 8-byte aligned
+  PlannedFill* fills = nullptr;   // [lines]: the copies of the last plan
   int32_t* fill_count = nullptr;  // [2], the second unused
   int32_t* expert_of = nullptr;   // [lines]
 
   static constexpr size_t bytes(int64_t experts, int64_t lines, int64_t all) {
-    const int64_t need = static_cast<int64_t>(sizeof(PoolWords)) + 16 * experts + 8 * all + 12 * lines + 8;
+    const int64_t need = static_cast<int64_t>(sizeof(PoolWords)) + 16 * experts + 8 * all + 16 * lines + 8;
     return static_cast<size_t>((need + 255) / 256 * 256);
   }
   static PoolState at(std::byte* data, int64_t experts, int64_t lines, int64_t all) {
@@ -43,8 +47,8 @@ struct PoolState {
     s.heat = s.touched + experts;
     s.count = reinterpret_cast<uint32_t*>(s.heat + all);
     s.line_of = reinterpret_cast<int32_t*>(s.count + experts);
-    s.fills = s.line_of + experts;
-    s.fill_count = s.fills + 2 * lines;
+    s.fills = reinterpret_cast<PlannedFill*>(s.line_of + experts);
+    s.fill_count = reinterpret_cast<int32_t*>(s.fills + lines);
     s.expert_of = s.fill_count + 2;
     return s;
   }
@@ -60,15 +64,16 @@ struct StageOrder {
   int32_t count;    // and these of the state's experts, for the places behind those foreseen
   int32_t experts[kMost];
   uint32_t guessed;  // draws before the order: what they brought is no part of it
-  // These, and `given`, are zero from fill_planned() on.
+  // These, and `given`, are zero from settle_planned() on.
   uint32_t drawn;    // draws; the order closes the guess, and its own are counted from kClosed on
   uint32_t lacking;  // bit i: the expert foreseen for place i had no line, it is guessed; kKnown: this is decided
-  int32_t go;        // 1: what the stage before wants is on its way, or the order is given
-  uint32_t readers;  // blocks of fill_planned() that have read the order: the last one clears it
+  // Zero from fill_planned() on: the stage before may give it again before this one has settled.
+  int32_t go;  // 1: what the stage before wants is on its way, or the order is given
 };
 
 // Where experts that a layer will probably choose wait for its plan, and those that it then misses, as one run of
-// bytes: those of Foreseen::ids, place by place, and behind them the order's, as far as their copies came.
+// bytes: those of Foreseen::ids, place by place, and behind them the order's, as far as their copies came. The plan's
+// round reads them here; they settle in their lines behind it.
 struct PoolStage {
   static constexpr int32_t kForeseen = StageOrder::kForeseen;  // the first of the ids
   static constexpr int32_t kPlaces = kForeseen + StageOrder::kMost;
@@ -77,12 +82,13 @@ struct PoolStage {
   StageOrder* order = nullptr;
   int64_t line_bytes = 0, pieces = 0;  // pieces: of a line, the last in part
 
+  static constexpr int64_t pieces_of(int64_t bytes) { return (bytes + kPiece - 1) / kPiece; }
   static constexpr int64_t bytes(int64_t line_bytes) {
     return kPlaces * line_bytes + static_cast<int64_t>(sizeof(StageOrder));
   }
   static PoolStage at(std::byte* data, int64_t line_bytes) {
     PoolStage s;
-    s.line_bytes = line_bytes, s.pieces = (line_bytes + kPiece - 1) / kPiece;
+    s.line_bytes = line_bytes, s.pieces = pieces_of(line_bytes);
     s.lines = data;
     s.order = reinterpret_cast<StageOrder*>(data + kPlaces * line_bytes);
     return s;

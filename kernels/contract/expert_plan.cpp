@@ -39,14 +39,42 @@ StageOrder ordered(const Problem& p, const PoolState& s, const std::vector<int32
   return order;
 }
 
-void list_copies(const Problem& p, const PoolState& s, const std::vector<int32_t>& was,
-                 const std::vector<int32_t>& request) {
+enum class PlanFault : uint8_t {
+  None,
+  LargestKey,
+  NoDecay,
+  WavesProtected,
+  HitsUnprotected,
+  NoOrder,
+  HitsOrdered,
+  OpenGuess,
+  NoPlaces,
+  ServedFromLines
+};
+
+// Where a plan finds what it only reckons with; the bank lies at 0.
+constexpr int64_t kLines = int64_t{1} << 40, kStage = int64_t{1} << 41;
+
+// Of the table's entry: the trellis addresses.
+void serve(Problem& p, int64_t e, int64_t at) {
+  auto& entry = reinterpret_cast<cuda::Exl3Expert*>(p["table"].data())[e];
+  const auto address = [](int64_t a) { return reinterpret_cast<const uint16_t*>(static_cast<uintptr_t>(a)); };
+  entry.gate.trellis = address(at), entry.up.trellis = address(at + kUp), entry.down.trellis = address(at + kDown);
+}
+
+void list_copies(Problem& p, const PoolState& s, const std::vector<int32_t>& was, const std::vector<int32_t>& request,
+                 PlanFault fault = PlanFault::None) {
   *s.fill_count = 0;
   for (int32_t l = 0; l < s.lines; ++l) {
-    if (s.expert_of[l] == was[static_cast<size_t>(l)]) continue;
-    int32_t* fill = s.fills + 2 * (*s.fill_count)++;
-    fill[0] = l, fill[1] = s.expert_of[l];
-    ++s.words->placed, s.words->placed_bytes += static_cast<uint64_t>(expert_bytes(p, fill[1]));
+    const int32_t old = was[static_cast<size_t>(l)], e = s.expert_of[l];
+    if (e == old) continue;
+    const auto place = static_cast<int32_t>(staged_at(p, e));
+    s.fills[(*s.fill_count)++] = {l, e, fault == PlanFault::NoPlaces ? -1 : place};
+    if (old >= 0) serve(p, old, old * p.number("bytes"));
+    serve(p, e,
+          place >= 0 && fault != PlanFault::ServedFromLines ? kStage + place * p.number("bytes")
+                                                            : kLines + l * p.number("bytes"));
+    ++s.words->placed, s.words->placed_bytes += static_cast<uint64_t>(expert_bytes(p, e));
   }
   for (const int32_t e : request)
     if (s.line_of[e] < 0) ++s.words->in_place, s.words->in_place_bytes += static_cast<uint64_t>(expert_bytes(p, e));
@@ -67,17 +95,6 @@ Problem planned(const Problem& given) {
   list_copies(p, s, was, request);
   return p;
 }
-
-enum class PlanFault : uint8_t {
-  None,
-  LargestKey,
-  NoDecay,
-  WavesProtected,
-  HitsUnprotected,
-  NoOrder,
-  HitsOrdered,
-  OpenGuess
-};
 
 // The rule read aloud, on the state alone.
 void plan_host(Problem& p, PlanFault fault) {
@@ -130,7 +147,7 @@ void plan_host(Problem& p, PlanFault fault) {
     s.expert_of[best] = e, s.line_of[e] = best, kept[static_cast<size_t>(best)] = true;
     ++w.fills, ++w.fills_by_kind[0], ++w.resident, ++serves;
   }
-  list_copies(p, s, was, request);
+  list_copies(p, s, was, request, fault);
 }
 
 }  // namespace
@@ -145,12 +162,14 @@ std::unique_ptr<Kernel> plan_experts_entry() {
               {{"ids", "I32", "[rows, columns]", 4, "read"},
                {"state", "bytes", "PoolState of experts, lines and all", 8, "read and written"},
                {"foreseen", "I32", "[up to 16]", 4, "read"},
-               {"order", "bytes", "StageOrder", 4, "written, given last"}},
+               {"order", "bytes", "StageOrder", 4, "written, given last"},
+               {"table", "bytes", "Exl3Expert of the pool's experts", 8,
+                "trellis addresses of experts that lost or got a line written"}},
               "none",
               "none: a request is the choices of all rows",
               "none: integers, by the rule of the planner on the host",
               "none",
-              "choices outside the pool's experts are no part of the request; table and lines are not read"};
+              "choices outside the pool's experts are no part of the request; lines and the stage are not read"};
   e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(16, 1, true, 3, 4), pool_shape(12, 12, false, 16, 0),
                    pool_shape(40, 17, false, 5, 8), pool_shape(200, 60, true, 64, 0)};
   e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(512, 2, true, 2048, 0),
@@ -166,13 +185,13 @@ std::unique_ptr<Kernel> plan_experts_entry() {
     add_foreseen(p, kind, random, 12);
     add_order(p, Role::InOut);
     order_of(p).drawn = guessed_draws(p, kind, random);
+    add_words(p, "table", Role::InOut, sizeof(cuda::Exl3Expert) / 4 * p.number("experts"));
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
     const Problem wanted = planned(given);
-    return std::vector<Expectation>{state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
-                                      return Bounded{wanted["order"].at(i), 0};
-                                    })};
+    return std::vector<Expectation>{words_as(given, wanted, "state"), words_as(given, wanted, "order"),
+                                    words_as(given, wanted, "table")};
   };
   e.domain = [](const Problem& p) {
     require_range("experts", p.number("experts"), 1, 1024);
@@ -189,11 +208,15 @@ std::unique_ptr<Kernel> plan_experts_entry() {
   const auto fault = [](const char* name, PlanFault f) {
     return host_control(name, 2, [f](Problem& p) { plan_host(p, f); });
   };
-  e.controls = {
-      fault("the largest key leaves", PlanFault::LargestKey),   fault("counts never halved", PlanFault::NoDecay),
-      fault("every wave protected", PlanFault::WavesProtected), fault("hits not protected", PlanFault::HitsUnprotected),
-      fault("an order that is not given", PlanFault::NoOrder),  fault("hits ordered too", PlanFault::HitsOrdered),
-      fault("a guess that goes on", PlanFault::OpenGuess)};
+  e.controls = {fault("the largest key leaves", PlanFault::LargestKey),
+                fault("counts never halved", PlanFault::NoDecay),
+                fault("every wave protected", PlanFault::WavesProtected),
+                fault("hits not protected", PlanFault::HitsUnprotected),
+                fault("an order that is not given", PlanFault::NoOrder),
+                fault("hits ordered too", PlanFault::HitsOrdered),
+                fault("a guess that goes on", PlanFault::OpenGuess),
+                fault("no places", PlanFault::NoPlaces),
+                fault("lines served that wait on the stage", PlanFault::ServedFromLines)};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::PlanExpertsParams q;
@@ -202,11 +225,11 @@ std::unique_ptr<Kernel> plan_experts_entry() {
     q.ids = d.get<int32_t>("ids"), q.rows = p.rows, q.columns = p.number("columns"), q.k = p.number("k");
     q.first = p.number("first");
     q.homes = homes(p, d, nullptr);
-    q.table = static_cast<cuda::Exl3Expert*>(d.workspace("table", p.number("experts") * sizeof(cuda::Exl3Expert)));
-    q.lines = static_cast<std::byte*>(d.workspace("lines", 256)), q.line_bytes = p.number("bytes");
+    q.table = d.get<cuda::Exl3Expert>("table");
+    q.lines = reinterpret_cast<std::byte*>(kLines), q.line_bytes = p.number("bytes");
     q.foreseen.ids = d.get<int32_t>("foreseen"), q.foreseen.count = static_cast<int32_t>(p["foreseen"].size());
     q.foreseen.first = static_cast<int32_t>(q.first);
-    q.foreseen.stage = {q.lines, d.get<StageOrder>("order"), q.line_bytes, 0};
+    q.foreseen.stage = {reinterpret_cast<std::byte*>(kStage), d.get<StageOrder>("order"), q.line_bytes, 0};
     cuda::plan_experts(q, d.stream());
   };
 #endif

@@ -30,15 +30,6 @@ void add_stage(Problem& p, Role role) {
   p.add("stage", DType::I32, role, false, {PoolStage::kPlaces, p.number("bytes") / 4});
 }
 
-// The place of the state's expert e on the stage, -1 without one.
-int64_t staged_at(const Problem& p, int64_t e) {
-  if (const int64_t place = place_of(p, e); place >= 0) return place;
-  const StageOrder order = order_of(p);
-  const int32_t* end = order.experts + order.count;
-  const int64_t other = std::find(order.experts, end, static_cast<int32_t>(e)) - order.experts;
-  return other < order.count ? PoolStage::kForeseen + other : -1;
-}
-
 // Of each place of the stage, the pieces that the guess brought, and those that the order wants beside them.
 struct PlacePieces {
   int64_t from = 0, wanted = 0;
@@ -58,17 +49,11 @@ std::vector<PlacePieces> place_pieces(const Problem& p) {
 }
 
 #ifdef FNX_HAS_CUDA
-cuda::ForeseenExperts device_foreseen(const Problem& p, DeviceProblem& d) {
-  cuda::ForeseenExperts f;
-  f.ids = d.get<int32_t>("foreseen"), f.count = static_cast<int32_t>(p["foreseen"].size());
-  f.first = static_cast<int32_t>(p.number("first"));
-  f.stage = {d.get<std::byte>("stage"), d.get<StageOrder>("order"), p.number("bytes"), pieces(p)};
-  return f;
+PoolStage device_stage(const Problem& p, DeviceProblem& d) {
+  return {d.get<std::byte>("stage"), d.get<StageOrder>("order"), p.number("bytes"), pieces(p)};
 }
 #endif
 
-// Line by line what the copies of the state bring.
-enum class FillFault : uint8_t { None, Crossed, WholeStage };
 // Of each place of the stage, the pieces that are there: the first.
 std::vector<int64_t> pieces_there(const Problem& p) {
   const uint32_t drawn = order_of(p).drawn;
@@ -80,26 +65,47 @@ std::vector<int64_t> pieces_there(const Problem& p) {
   }
   return there;
 }
-void clear_order(StageOrder& order) { order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0; }
 
+// A plan's copies, of experts some of which have a place on the stage.
+void add_fills(Problem& p, int64_t rows, uint64_t seed, Kind kind, Random& random) {
+  const PoolState s = state_of(p);
+  // Every other line gets another expert.
+  for (int32_t l = static_cast<int32_t>(random.below(2)); l < s.lines && *s.fill_count < rows; l += 2)
+    s.fills[(*s.fill_count)++] = {l, static_cast<int32_t>((l * 5 + seed) % p.number("experts")), -1};
+  StageOrder& order = order_of(p);
+  order.given = 1, order.go = 1;
+  for (int32_t i = 0; i < *s.fill_count && kind != Kind::Cancelling; i += kind == Kind::Normal ? 3 : 1) {
+    const int32_t expert = s.fills[i].expert;
+    if (const int64_t place = place_of(p, expert); place >= 0)
+      order.places |= 1u << place;
+    else if (staged_at(p, expert) < 0 && order.count < StageOrder::kMost)
+      order.experts[order.count++] = expert;
+  }
+  const int64_t guessed = kind == Kind::Extremes ? 0 : random.below(1 << StageOrder::kForeseen);
+  order.lacking = StageOrder::kKnown | static_cast<uint32_t>(guessed);
+  order.guessed = guessed_draws(p, kind, random);
+  order.drawn = StageOrder::kClosed + 2 * guessed_draws(p, kind, random);
+  for (int32_t i = 0; i < *s.fill_count; ++i) s.fills[i].place = static_cast<int32_t>(staged_at(p, s.fills[i].expert));
+}
+
+// Copy by copy what those of the state bring from the bank.
+enum class FillFault : uint8_t { None, Crossed, WholeStage, ToLines, GoKept };
 void fill_host(Problem& p, FillFault fault) {
   const PoolState s = state_of(p);
   const int64_t line = p.number("bytes");
-  const std::vector<int64_t> pieces = pieces_there(p);
+  const std::vector<int64_t> there = pieces_there(p);
   for (int32_t i = 0; i < *s.fill_count; ++i) {
-    const int32_t expert = s.fills[2 * i + 1];
-    const int32_t from = fault == FillFault::Crossed ? s.fills[2 * (*s.fill_count - 1 - i) + 1] : expert;
-    const int64_t place = staged_at(p, expert), bytes = expert_bytes(p, expert);
-    for (int64_t at = 0, piece = 0; at < bytes; at += PoolStage::kPiece, ++piece) {
-      const auto n = static_cast<size_t>(std::min(PoolStage::kPiece, bytes - at));
-      const bool there = place >= 0 && (fault == FillFault::WholeStage || piece < pieces[static_cast<size_t>(place)]);
-      std::memcpy(p["lines"].data() + s.fills[2 * i] * line + at,
-                  (there ? p["stage"].data() + place * line : p["bank"].data() + from * line) + at, n);
-      s.words->taken_bytes += there ? n : 0;
-    }
-    s.words->copied_bytes += static_cast<uint64_t>(bytes);
+    const auto [l, expert, place] = s.fills[i];
+    const int32_t from = fault == FillFault::Crossed ? s.fills[*s.fill_count - 1 - i].expert : expert;
+    const bool staged = place >= 0 && fault != FillFault::ToLines;
+    const int64_t bytes = expert_bytes(p, expert), whole = fault == FillFault::WholeStage ? bytes : 0;
+    const int64_t first = staged ? std::max(whole, there[static_cast<size_t>(place)] * PoolStage::kPiece) : 0;
+    if (first >= bytes) continue;
+    std::memcpy((staged ? p["stage"].data() + place * line : p["lines"].data() + l * line) + first,
+                p["bank"].data() + from * line + first, static_cast<size_t>(bytes - first));
+    (staged ? s.words->chosen_bytes : s.words->copied_bytes) += static_cast<uint64_t>(bytes - first);
   }
-  clear_order(order_of(p));
+  if (fault != FillFault::GoKept) order_of(p).go = 0;
 }
 
 std::unique_ptr<Kernel> fill_entry() {
@@ -109,15 +115,14 @@ std::unique_ptr<Kernel> fill_entry() {
       "fill_planned",
       {{"fill_planned_kernel", 256, 64, 3072, 0, 0}},
       "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
-      "528 blocks of 256 threads",
+      "132 blocks of 256 threads",
       {{"bank", "bytes", "[experts, bytes], in host memory or not", 16, "read"},
-       {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
-       {"foreseen", "I32", "[up to 16]", 4, "read"},
-       {"stage", "bytes", "[32, bytes]", 16, "read where pieces are there"},
-       {"order", "bytes", "StageOrder", 4, "read; given, drawn, lacking and go set to 0"},
-       {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed"}},
+       {"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and chosen_bytes written"},
+       {"order", "bytes", "StageOrder", 4, "read; go set to 0"},
+       {"stage", "bytes", "[32, bytes]", 16, "written where a copy has a place and pieces are not there"},
+       {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed that has no place"}},
       "none",
-      "a line depends on the expert that is listed for it",
+      "a line or a place depends on the expert that is listed for it",
       "none: no sums of values",
       "none",
       "lines that no copy is listed for stay as they are"};
@@ -127,34 +132,15 @@ std::unique_ptr<Kernel> fill_entry() {
   e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
     Problem p{rows, shape.numbers, {}};
     Random random(seed, 1);
-    const int64_t words = p.number("bytes") / 4;
     add_bank(p, random);
     add_state(p, kind, random);
-    const PoolState s = state_of(p);
-    // Every other line gets another expert.
-    for (int32_t l = static_cast<int32_t>(random.below(2)); l < s.lines && *s.fill_count < rows; l += 2) {
-      int32_t* fill = s.fills + 2 * (*s.fill_count)++;
-      fill[0] = l, fill[1] = static_cast<int32_t>((l * 5 + seed) % p.number("experts"));
-    }
     add_foreseen(p, kind, random, 12);
-    add_stage(p, Role::In);
+    add_stage(p, Role::InOut);
     add_order(p, Role::InOut);
-    StageOrder& order = order_of(p);
-    order.given = 1, order.go = 1;
-    for (int32_t i = 0; i < *s.fill_count && kind != Kind::Cancelling; i += kind == Kind::Normal ? 3 : 1) {
-      const int32_t expert = s.fills[2 * i + 1];
-      if (const int64_t place = place_of(p, expert); place >= 0)
-        order.places |= 1u << place;
-      else if (staged_at(p, expert) < 0 && order.count < StageOrder::kMost)
-        order.experts[order.count++] = expert;
-    }
-    const int64_t guessed = kind == Kind::Extremes ? 0 : random.below(1 << StageOrder::kForeseen);
-    order.lacking = StageOrder::kKnown | static_cast<uint32_t>(guessed);
-    order.guessed = guessed_draws(p, kind, random);
-    order.drawn = StageOrder::kClosed + 2 * guessed_draws(p, kind, random);
+    add_fills(p, rows, seed, kind, random);
     // Other values than the bank's, so that it shows where a piece comes from.
     fill_words(p["stage"], random);
-    p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), words});
+    p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), p.number("bytes") / 4});
     return p;
   };
   e.expect = [](const Problem& given, const Problem&) {
@@ -162,35 +148,129 @@ std::unique_ptr<Kernel> fill_entry() {
     const PoolState s = state_of(wanted);
     const int64_t words = given.number("bytes") / 4;
     const std::vector<int64_t> pieces = pieces_there(given);
-    clear_order(order_of(wanted));
+    order_of(wanted).go = 0;
     Expectation lines = expect_elements(given["lines"], [](int64_t) { return Bounded{0, kUntouched}; });
     for (int32_t i = 0; i < *s.fill_count; ++i) {
-      const int64_t line = s.fills[2 * i], expert = s.fills[2 * i + 1], count = expert_bytes(given, expert) / 4;
-      const int64_t place = staged_at(given, expert);
-      s.words->copied_bytes += static_cast<uint64_t>(4 * count);
-      for (int64_t j = 0; j < count; ++j) {
-        const auto at = static_cast<size_t>(line * words + j);
-        const bool there = place >= 0 && 4 * j / PoolStage::kPiece < pieces[static_cast<size_t>(place)];
-        s.words->taken_bytes += there ? 4 : 0;
-        lines.value[at] = there ? given["stage"].at(place * words + j) : given["bank"].at(expert * words + j);
-        lines.bound[at] = 0;
+      const auto [line, expert, place] = s.fills[i];
+      for (int64_t j = 0; j < expert_bytes(given, expert) / 4; ++j) {
+        const int64_t word = given["bank"].as<int32_t>()[expert * words + j];
+        if (place < 0) {
+          const auto at = static_cast<size_t>(line * words + j);
+          lines.value[at] = static_cast<double>(word), lines.bound[at] = 0;
+          s.words->copied_bytes += 4;
+        } else if (4 * j / PoolStage::kPiece >= pieces[static_cast<size_t>(place)]) {
+          wanted["stage"].as<int32_t>()[place * words + j] = static_cast<int32_t>(word);
+          s.words->chosen_bytes += 4;
+        }
       }
     }
-    return std::vector<Expectation>{lines, state_as(given, wanted), expect_elements(given["order"], [&](int64_t i) {
-                                      return Bounded{wanted["order"].at(i), 0};
-                                    })};
+    return std::vector<Expectation>{lines, words_as(given, wanted, "state"), words_as(given, wanted, "order"),
+                                    words_as(given, wanted, "stage")};
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { fill_host(p, FillFault::None); };
   e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
-  e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
-  e.controls = {host_control("crossed lines", 2, [](Problem& p) { fill_host(p, FillFault::Crossed); }),
-                host_control("pieces that are not there", 2, [](Problem& p) { fill_host(p, FillFault::WholeStage); })};
+  e.refusals = {{"no lines", set_number("lines", 0)},
+                {"lines off by 4 bytes", misalign("lines", 4)},
+                {"a stage off by 4 bytes", misalign("stage", 4)}};
+  const auto fault = [](const char* name, FillFault f) {
+    return host_control(name, 2, [f](Problem& p) { fill_host(p, f); });
+  };
+  e.controls = {fault("crossed lines", FillFault::Crossed), fault("pieces that are not there", FillFault::WholeStage),
+                fault("all to lines", FillFault::ToLines), fault("a go that stays", FillFault::GoKept)};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
     cuda::fill_planned({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), d.get<std::byte>("lines"),
-                        p.number("bytes"), device_foreseen(p, d)},
+                        p.number("bytes"), device_stage(p, d)},
                        d.stream());
+  };
+#endif
+  return make_kernel(std::move(e));
+}
+
+// Copy by copy what those of the state bring from the stage.
+enum class SettleFault : uint8_t { None, NextPlace, NotCounted, Closed };
+void settle_host(Problem& p, SettleFault fault) {
+  const PoolState s = state_of(p);
+  const int64_t line = p.number("bytes");
+  for (int32_t i = 0; i < *s.fill_count; ++i) {
+    const auto [l, expert, place] = s.fills[i];
+    if (place < 0) continue;
+    const int64_t bytes = expert_bytes(p, expert), from = fault == SettleFault::NextPlace ? place ^ 1 : place;
+    std::memcpy(p["lines"].data() + l * line, p["stage"].data() + from * line, static_cast<size_t>(bytes));
+    s.words->copied_bytes += static_cast<uint64_t>(bytes);
+    s.words->taken_bytes += fault == SettleFault::NotCounted ? 0 : static_cast<uint64_t>(bytes);
+  }
+  StageOrder& order = order_of(p);
+  if (fault != SettleFault::Closed) order.given = 0, order.drawn = 0, order.lacking = 0;
+}
+
+std::unique_ptr<Kernel> settle_entry() {
+  Entry e;
+  e.record = {
+      "settle_planned",
+      "settle_planned",
+      {{"settle_planned_kernel", 256, 64, 3072, 0, 0}},
+      "1 <= lines <= experts <= 1024, lines of a multiple of 16 bytes",
+      "66 blocks of 256 threads",
+      {{"state", "bytes", "PoolState of experts, lines and all", 8, "read, copied_bytes and taken_bytes written"},
+       {"order", "bytes", "StageOrder", 4, "given, drawn and lacking set to 0"},
+       {"stage", "bytes", "[32, bytes]", 16, "read where a copy has a place"},
+       {"lines", "bytes", "[lines, bytes]", 16, "written where a copy is listed that has a place"}},
+      "none",
+      "a line depends on the expert that is listed for it",
+      "none: no sums of values",
+      "none",
+      "lines that no copy with a place is listed for stay as they are"};
+  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 12, false, 16, 3, 40960)};
+  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
+                          pool_shape(24, 20, true, 2048, 0, 368640)};
+  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
+    Problem p{rows, shape.numbers, {}};
+    Random random(seed, 1);
+    add_state(p, kind, random);
+    add_foreseen(p, kind, random, 12);
+    add_stage(p, Role::In);
+    add_order(p, Role::InOut);
+    add_fills(p, rows, seed, kind, random);
+    fill_words(p["stage"], random);
+    p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), p.number("bytes") / 4});
+    return p;
+  };
+  e.expect = [](const Problem& given, const Problem&) {
+    Problem wanted = given;
+    const PoolState s = state_of(wanted);
+    const int64_t words = given.number("bytes") / 4;
+    Expectation lines = expect_elements(given["lines"], [](int64_t) { return Bounded{0, kUntouched}; });
+    for (int32_t i = 0; i < *s.fill_count; ++i) {
+      const auto [line, expert, place] = s.fills[i];
+      for (int64_t j = 0; place >= 0 && j < expert_bytes(given, expert) / 4; ++j) {
+        const auto at = static_cast<size_t>(line * words + j);
+        lines.value[at] = given["stage"].at(place * words + j), lines.bound[at] = 0;
+        s.words->copied_bytes += 4, s.words->taken_bytes += 4;
+      }
+    }
+    StageOrder& order = order_of(wanted);
+    order.given = 0, order.drawn = 0, order.lacking = 0;
+    return std::vector<Expectation>{lines, words_as(given, wanted, "state"), words_as(given, wanted, "order")};
+  };
+  e.domain = copies_domain;
+  e.host = [](Problem& p) { settle_host(p, SettleFault::None); };
+  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
+  e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
+  const auto fault = [](const char* name, SettleFault f) {
+    return host_control(name, 2, [f](Problem& p) { settle_host(p, f); });
+  };
+  e.controls = {fault("another place", SettleFault::NextPlace),
+                fault("bytes that are not counted", SettleFault::NotCounted),
+                fault("a guess that stays closed", SettleFault::Closed)};
+#ifdef FNX_HAS_CUDA
+  e.enqueue = [](const Problem& p, DeviceProblem& d) {
+    const int64_t table = p.number("experts") * static_cast<int64_t>(sizeof(cuda::Exl3Expert));
+    cuda::settle_planned(
+        {device_state(p, d), homes(p, d, nullptr), static_cast<cuda::Exl3Expert*>(d.workspace("table", table)),
+         d.get<std::byte>("lines"), device_stage(p, d)},
+        d.stream());
   };
 #endif
   return make_kernel(std::move(e));
@@ -296,8 +376,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
     add_foreseen(p, kind, random, PoolStage::kForeseen);
     add_stage(p, Role::Out);
     add_order(p, Role::InOut);
-    std::fill_n(p.add("next", DType::I32, Role::InOut, false, {sizeof(StageOrder) / 4}).as<int32_t>(),
-                sizeof(StageOrder) / 4, 0);
+    add_words(p, "next", Role::InOut, sizeof(StageOrder) / 4);
     StageOrder& order = order_of(p);
     order.go = 1;
     if (kind != Kind::Normal) {
@@ -332,10 +411,8 @@ std::unique_ptr<Kernel> foreseen_entry() {
     StageOrder& order = order_of(wanted);
     order.lacking = lacking_of(given), order.drawn += draws_of(places);
     reinterpret_cast<StageOrder*>(wanted["next"].data())->go = 1;
-    const auto as_wanted = [&](const char* name) {
-      return expect_elements(given[name], [&](int64_t i) { return Bounded{wanted[name].at(i), 0}; });
-    };
-    return std::vector<Expectation>{stage, state_as(given, wanted), as_wanted("order"), as_wanted("next")};
+    return std::vector<Expectation>{stage, words_as(given, wanted, "state"), words_as(given, wanted, "order"),
+                                    words_as(given, wanted, "next")};
   };
   e.domain = copies_domain;
   e.host = [](Problem& p) { foreseen_host(p, AheadFault::None); };
@@ -348,8 +425,10 @@ std::unique_ptr<Kernel> foreseen_entry() {
       host_control("an order that is not read", 2, [](Problem& p) { foreseen_host(p, AheadFault::NoOrder); })};
 #ifdef FNX_HAS_CUDA
   e.enqueue = [](const Problem& p, DeviceProblem& d) {
-    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), device_foreseen(p, d), true,
-                         d.get<StageOrder>("next")},
+    cuda::ForeseenExperts f;
+    f.ids = d.get<int32_t>("foreseen"), f.count = static_cast<int32_t>(p["foreseen"].size());
+    f.first = static_cast<int32_t>(p.number("first")), f.stage = device_stage(p, d);
+    cuda::fill_foreseen({device_state(p, d), homes(p, d, d.get<std::byte>("bank")), f, true, d.get<StageOrder>("next")},
                         d.stream());
   };
 #endif
@@ -361,6 +440,7 @@ std::unique_ptr<Kernel> foreseen_entry() {
 void add_expert_pool(KernelList& list) {
   list.push_back(plan_experts_entry());
   list.push_back(fill_entry());
+  list.push_back(settle_entry());
   list.push_back(foreseen_entry());
 }
 

@@ -27,9 +27,15 @@ StageOrder order_of(const Problem& p) {
   std::memcpy(&order, p["order"].data(), sizeof order);
   return order;
 }
-void add_order(Problem& p, Role role) {
-  auto* words = p.add("order", DType::I32, role, false, {sizeof(StageOrder) / 4}).as<int32_t>();
-  std::fill_n(words, sizeof(StageOrder) / 4, 0);
+int64_t staged_at(const Problem& p, int64_t e) {
+  if (const int64_t place = place_of(p, e); place >= 0) return place;
+  const StageOrder order = order_of(p);
+  const int32_t* end = order.experts + order.count;
+  const int64_t other = std::find(order.experts, end, static_cast<int32_t>(e)) - order.experts;
+  return other < order.count ? PoolStage::kForeseen + other : -1;
+}
+void add_words(Problem& p, const char* name, Role role, int64_t words) {
+  std::fill_n(p.add(name, DType::I32, role, false, {words}).as<int32_t>(), words, 0);
 }
 
 Shape pool_shape(int64_t experts, int64_t lines, bool counts, int64_t decay, int64_t first, int64_t bytes) {
@@ -72,8 +78,8 @@ uint32_t guessed_draws(const Problem& p, Kind kind, Random& random) {
   if (kind == Kind::Exponents) return 0;
   return static_cast<uint32_t>(kind == Kind::NonFinite ? all + cuda::kForeseenWarps : random.below(all));
 }
-Expectation state_as(const Problem& given, const Problem& wanted) {
-  return expect_elements(given["state"], [&](int64_t i) { return Bounded{wanted["state"].at(i), 0}; });
+Expectation words_as(const Problem& given, const Problem& wanted, const char* name) {
+  return expect_elements(given[name], [&](int64_t i) { return Bounded{wanted[name].at(i), 0}; });
 }
 
 #ifdef FNX_HAS_CUDA
@@ -83,7 +89,7 @@ PoolState device_state(const Problem& p, DeviceProblem& d) {
 const cuda::PooledExpert* homes(const Problem& p, DeviceProblem& d, const std::byte* bank) {
   std::vector<cuda::PooledExpert> list;
   for (int64_t e = 0; e < p.number("experts"); ++e)
-    list.push_back({bank + e * p.number("bytes"), 256, 512, expert_bytes(p, e)});
+    list.push_back({bank + e * p.number("bytes"), kUp, kDown, expert_bytes(p, e)});
   return static_cast<const cuda::PooledExpert*>(
       d.constant("homes", list.data(), list.size() * sizeof(cuda::PooledExpert)));
 }

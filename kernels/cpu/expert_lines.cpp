@@ -19,7 +19,7 @@ std::span<const int32_t> staged_ids(const Foreseen& foreseen) {
           static_cast<size_t>(std::min<int64_t>(foreseen.ids.size(), PoolStage::kForeseen))};
 }
 
-// The place of an expert of the bank's pooled ones on the stage, -1 without one.
+// The place of an expert of the bank's pooled ones on the stage of a plan that gave its order, -1 without one.
 int64_t staged_at(const CpuExperts& bank, const Foreseen& foreseen, int32_t expert) {
   const std::span<const int32_t> ids = staged_ids(foreseen);
   if (const auto at = std::find(ids.begin(), ids.end(), expert); at != ids.end()) return at - ids.begin();
@@ -100,6 +100,7 @@ void CpuBackend::plan_experts(Stream&, ExpertBank& bank, const PoolOptions& opti
       if (b.is_pooled(id)) chosen.push_back(id - first);
     }
   const std::vector<int32_t> request = distinct_experts(chosen, options.experts);
+  const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
   if (foreseen) give_order(s, b, request, foreseen);
   const std::vector<int32_t> held(s.expert_of, s.expert_of + s.lines);
   ExpertPlanner planner(options);
@@ -111,9 +112,9 @@ void CpuBackend::plan_experts(Stream&, ExpertBank& bank, const PoolOptions& opti
     const int32_t was = held[static_cast<size_t>(l)], now = s.expert_of[l];
     if (now == was) continue;
     if (was >= 0) serve_from(b, first + was, b.home(first + was));
-    serve_from(b, first + now, lines.rows(l, 1).data);
-    int32_t* fill = s.fills + 2 * (*s.fill_count)++;
-    fill[0] = l, fill[1] = now;
+    const auto place = static_cast<int32_t>(staged_at(b, foreseen, first + now));
+    serve_from(b, first + now, place < 0 ? lines.rows(l, 1).data : stage.lines + place * stage.line_bytes);
+    s.fills[(*s.fill_count)++] = {l, now, place};
     ++s.words->placed, s.words->placed_bytes += static_cast<uint64_t>(b.list[first + now].extent.bytes);
   }
   for (const int32_t e : request)
@@ -147,16 +148,34 @@ void CpuBackend::fill_planned(Stream&, ExpertBank& bank, const PoolOptions& opti
     }
   }
   for (int32_t i = 0; i < *s.fill_count; ++i) {
-    const int32_t expert = static_cast<int32_t>(b.first) + s.fills[2 * i + 1];
-    const int64_t place = staged_at(b, foreseen, expert), bytes = b.list[expert].extent.bytes;
-    const int64_t taken = place < 0 ? 0 : std::min(bytes, there[static_cast<size_t>(place)] * PoolStage::kPiece);
-    std::byte* const line = lines.rows(s.fills[2 * i], 1).data;
-    if (taken > 0) std::memcpy(line, stage.lines + place * stage.line_bytes, static_cast<size_t>(taken));
-    std::memcpy(line + taken, b.home(expert) + taken, static_cast<size_t>(bytes - taken));
-    s.words->taken_bytes += static_cast<uint64_t>(taken);
+    const auto [line, e, place] = s.fills[i];
+    const int32_t expert = static_cast<int32_t>(b.first) + e;
+    if (place >= 0) {
+      s.words->chosen_bytes += bring(b, stage, place, expert, there[static_cast<size_t>(place)], stage.pieces);
+      continue;
+    }
+    const int64_t bytes = b.list[expert].extent.bytes;
+    std::memcpy(lines.rows(line, 1).data, b.home(expert), static_cast<size_t>(bytes));
     s.words->copied_bytes += static_cast<uint64_t>(bytes);
   }
-  if (foreseen) stage.order->given = 0, stage.order->drawn = 0, stage.order->lacking = 0;
+}
+
+void CpuBackend::settle_planned(Stream&, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                                const Foreseen& foreseen) {
+  auto& b = static_cast<CpuExperts&>(bank);
+  const PoolState s = PoolState::at(state.data, options.experts, options.lines, b.experts);
+  const PoolStage stage = PoolStage::at(foreseen.stage.data, foreseen.line_bytes);
+  for (int32_t i = 0; i < *s.fill_count; ++i) {
+    const auto [at, e, place] = s.fills[i];
+    if (place < 0) continue;
+    const int32_t expert = static_cast<int32_t>(b.first) + e;
+    const int64_t bytes = b.list[expert].extent.bytes;
+    std::byte* const line = lines.rows(at, 1).data;
+    std::memcpy(line, stage.lines + place * stage.line_bytes, static_cast<size_t>(bytes));
+    serve_from(b, expert, line);
+    s.words->copied_bytes += static_cast<uint64_t>(bytes), s.words->taken_bytes += static_cast<uint64_t>(bytes);
+  }
+  stage.order->given = 0, stage.order->drawn = 0, stage.order->lacking = 0;
 }
 
 // None of the guess to all of it, as if an order had ended it.

@@ -144,6 +144,7 @@ class CudaBackend : public Backend {
   void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines,
                     const Foreseen&) override;
   void fill_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines, const Foreseen&) override;
+  void settle_planned(Stream&, ExpertBank&, const PoolOptions&, View state, View lines, const Foreseen&) override;
   void fill_foreseen(Stream&, ExpertBank&, const PoolOptions&, View state, const Foreseen&) override;
   void check_served(Stream&, const ExpertBank&) override;
   void experts(Stream&, const ExpertBank&, View x, View ids, View slots) override;

@@ -209,8 +209,18 @@ void CudaBackend::fill_planned(Stream& stream, ExpertBank& bank, const PoolOptio
   const auto& b = static_cast<const CudaExperts&>(bank);
   auto& s = static_cast<BackendStream&>(stream);
   if (!s.running()) return;
-  cuda::fill_planned({state_of(b, options, state), b.homes, lines.data, lines.row_size(), foreseen_of(b, foreseen)},
-                     s.handle());
+  cuda::fill_planned(
+      {state_of(b, options, state), b.homes, lines.data, lines.row_size(), foreseen_of(b, foreseen).stage}, s.handle());
+}
+
+void CudaBackend::settle_planned(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                                 const Foreseen& foreseen) {
+  const auto& b = static_cast<const CudaExperts&>(bank);
+  auto& s = static_cast<BackendStream&>(stream);
+  if (!s.running()) return;
+  cuda::settle_planned(
+      {state_of(b, options, state), b.homes, b.table + b.first, lines.data, foreseen_of(b, foreseen).stage},
+      s.handle());
 }
 
 void CudaBackend::fill_foreseen(Stream& stream, ExpertBank& bank, const PoolOptions& options, View state,

@@ -24,7 +24,7 @@ struct PlanShared {
   uint64_t touched[kMostExperts];                   // of each line's expert
   uint8_t kept[kMostExperts];                       // of each line: its expert is protected
   int warps[kPlanWarps];
-  int foreseen[PoolStage::kForeseen];
+  int staged[PoolStage::kPlaces];  // of each place of the stage: its expert, or -1
   Word evictions, placed_bytes, in_place, in_place_bytes;
 };
 
@@ -58,18 +58,19 @@ __device__ __forceinline__ void serve(Exl3Expert& entry, const PooledExpert& exp
   entry.down.trellis = reinterpret_cast<const uint16_t*>(at + expert.down);
 }
 
-// The place of the state's expert among those foreseen, -1 without one.
-__device__ __forceinline__ int place_of(const int32_t* ids, int count, int expert) {
-  for (int i = 0; i < count; ++i)
-    if (ids[i] == expert) return i;
-  return -1;
+// The first of the stage's places that is the expert's, -1 without one.
+__device__ __forceinline__ int place_of(const int* staged, int expert) {
+  int place = -1;
+#pragma unroll
+  for (int i = PoolStage::kPlaces - 1; i >= 0; --i)
+    if (staged[i] == expert) place = i;
+  return place;
 }
 
 // Of one warp: orders the misses among the first choices. A request beyond the lines may drive its own misses out
 // again: nothing is ordered then.
 template <class Number>
-__device__ __forceinline__ void give_order(StageOrder& order, int lines, const PlanShared& s, int foreseen, int choices,
-                                           Number number) {
+__device__ __forceinline__ void give_order(StageOrder& order, int lines, PlanShared& s, int choices, Number number) {
   const int lane = threadIdx.x % 32;
   // The state's number of the choice at i where it is the expert's first one, else -1.
   const auto first_choice = [&](int i) {
@@ -84,11 +85,11 @@ __device__ __forceinline__ void give_order(StageOrder& order, int lines, const P
   for (int start = 0; start < choices && distinct <= lines; start += 32) {
     const int e = first_choice(start + lane);
     const bool missed = e >= 0 && s.line_of[e] < 0;
-    const int place = missed ? place_of(s.foreseen, foreseen, e) : -1;
+    const int place = missed ? place_of(s.staged, e) : -1;
     if (place >= 0) places |= 1u << place;
     const unsigned other = __ballot_sync(kFullWarp, missed && place < 0);
     const int at = others + __popc(other & ((1u << lane) - 1));
-    if (missed && place < 0 && at < StageOrder::kMost) order.experts[at] = e;
+    if (missed && place < 0 && at < StageOrder::kMost) order.experts[at] = e, s.staged[StageOrder::kForeseen + at] = e;
     others += __popc(other);
   }
   places = __reduce_or_sync(kFullWarp, places);
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
     s.count[l] = !p.counts || halvings > 31 ? 0 : t.count[e] >> halvings;
     s.touched[l] = t.touched[e];
   }
-  if (tid < f.count) s.foreseen[tid] = f.ids[tid] - f.first;
+  if (tid < PoolStage::kPlaces) s.staged[tid] = tid < f.count ? f.ids[tid] - f.first : -1;
   if (tid == 0) s.evictions = s.placed_bytes = s.in_place = s.in_place_bytes = 0;
   __syncthreads();
   wait_previous();
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   if (halvings > 0)
     for (int e = tid; e < t.experts; e += kPlanThreads) t.count[e] = halvings > 31 ? 0 : t.count[e] >> halvings;
   __syncthreads();
-  if (f.ids != nullptr && warp == 0) give_order(*f.stage.order, t.lines, s, f.count, choices, number);
+  if (f.ids != nullptr && warp == 0) give_order(*f.stage.order, t.lines, s, choices, number);
   const int distinct = compact(
       s.warps, choices,
       [&](int i) {
@@ -232,10 +233,12 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
       s.warps, t.lines, [&](int l) { return s.held[l] != s.was[l]; },
       [&](int l, int place) {
         const int e = s.held[l], old = s.was[l];
-        t.fills[2 * place] = l, t.fills[2 * place + 1] = e;
+        const int staged = place_of(s.staged, e);
+        t.fills[place] = {l, e, staged};
         t.expert_of[l] = e;
         if (old >= 0) serve(p.table[old], p.homes[old], p.homes[old].home);
-        serve(p.table[e], p.homes[e], p.lines + l * p.line_bytes);
+        serve(p.table[e], p.homes[e],
+              staged < 0 ? p.lines + l * p.line_bytes : f.stage.lines + staged * f.stage.line_bytes);
         atomicAdd(&s.placed_bytes, static_cast<Word>(p.homes[e].bytes));
       });
   if (tid > 0) return;
@@ -249,100 +252,128 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
   w.in_place += s.in_place, w.in_place_bytes += s.in_place_bytes;
 }
 
-// Enough loads on their way to fill the link several times over.
-constexpr int kFillThreads = 256, kFillBlocks = 528, kTogether = 64;
+constexpr int kFillThreads = 256, kTogether = 64;
+constexpr int kFillBlocks = 132, kSettleBlocks = 66;  // loads enough to fill the link; what computing can spare
 
-// One of the pieces that a block copies at once.
-struct Piece {
-  bool here;
-  int which, first;  // copy; word of this thread
+// Copies that blocks make together: of each the words, and the pieces at its head that are there.
+struct Copies {
+  const std::byte* from[kTogether];
+  std::byte* to[kTogether];
+  int words[kTogether], there[kTogether];
 };
 
-// Grid: kFillBlocks. Blocks take the pieces of all copies in turn, several at once.
-__global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
+// Blocks take the pieces of the first `count` copies in turn, several at once; moved(which, bytes) of each.
+template <class Moved>
+__device__ __forceinline__ void copy_pieces(const Copies& c, int count, int pieces, Moved moved) {
   constexpr int kPieceWords = PoolStage::kPiece / 16, kLoads = kPieceWords / kFillThreads, kPieces = 4 / kLoads;
   static_assert(kLoads * kFillThreads == kPieceWords);
-  __shared__ const std::byte *home[kTogether], *staged[kTogether];
-  __shared__ uint4* to[kTogether];
-  __shared__ int words[kTogether];
-  __shared__ int there[kTogether];  // pieces, the first of the copy's, that the stage has
-  __shared__ int held[PoolStage::kPlaces], came[PoolStage::kPlaces];  // of the stage's places: expert, pieces there
-  const ForeseenExperts& f = p.foreseen;
-  const PoolStage& stage = f.stage;
+  struct Piece {
+    bool here;
+    int which, first;  // copy; word of this thread
+  };
   const int tid = threadIdx.x, blocks = static_cast<int>(gridDim.x);
-  const int pieces = static_cast<int>((p.line_bytes + PoolStage::kPiece - 1) / PoolStage::kPiece);
+  for (int i = blockIdx.x; i < count * pieces; i += kPieces * blocks) {
+    uint4 v[kPieces][kLoads];
+    const auto piece_of = [&](int j) {
+      const int at = i + j * blocks, which = at / pieces, piece = at % pieces;
+      return Piece{at < count * pieces && piece >= c.there[which], which, piece * kPieceWords + tid};
+    };
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      const auto [here, which, first] = piece_of(j);
+      if (!here) continue;
+      const auto* from = reinterpret_cast<const uint4*>(c.from[which]) + first;
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        if (first + k * kFillThreads < c.words[which]) v[j][k] = __ldcs(from + k * kFillThreads);
+    }
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      const auto [here, which, first] = piece_of(j);
+      if (!here) continue;
+      auto* to = reinterpret_cast<uint4*>(c.to[which]) + first;
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k)
+        if (first + k * kFillThreads < c.words[which]) to[k * kFillThreads] = v[j][k];
+      moved(which, 16 * max(min(kPieceWords, c.words[which] - (first - tid)), 0));
+    }
+  }
+}
+
+// Grid: kFillBlocks. Mostly everything is there, and nothing but that is read.
+__global__ void __launch_bounds__(kFillThreads) fill_planned_kernel(FillPlannedParams p) {
+  __shared__ Copies c;
+  __shared__ int came[PoolStage::kPlaces];  // of each place of the stage, the pieces that are there
+  __shared__ bool to_line[kTogether];
+  const PoolStage& stage = p.stage;
+  const int tid = threadIdx.x, pieces = static_cast<int>(PoolStage::pieces_of(p.line_bytes));
   wait_previous();
-  const bool staging = f.ids != nullptr;
-  const auto* const fills = reinterpret_cast<const int2*>(p.state.fills);
   const int count = *p.state.fill_count;
-  int2 fill = fills[min(tid, p.state.lines - 1)];  // with the count, which says whether it is one
-  if (staging && tid < PoolStage::kPlaces) {
+  PlannedFill fill = p.state.fills[min(tid, p.state.lines - 1)];  // with the count, which says whether it is one
+  if (stage.order != nullptr && tid < PoolStage::kPlaces) {
     const StageOrder& order = *stage.order;
-    const int other = tid - PoolStage::kForeseen, expert = order.experts[max(other, 0)];
-    const int foreseen = tid < f.count ? f.ids[tid] - f.first : -1;
-    held[tid] = other < 0 ? foreseen : other < order.count ? expert : -1;
     const int drawn = static_cast<int>(order.drawn - StageOrder::kClosed);
     const OrderedPieces o = ordered_pieces(order, order.lacking, pieces);
     // Who drew has copied: this launch waited for the end of those copies.
     came[tid] = o.from + min(max(drawn - o.begin, 0), o.count);
   }
-  Word copied = 0, taken = 0;
+  Word copied = 0, chosen = 0;
+  for (int start = 0; start < count; start += kTogether) {
+    const int some = min(kTogether, count - start);
+    __syncthreads();
+    bool lacks = false;
+    if (tid < some) {
+      if (start > 0) fill = p.state.fills[start + tid];
+      to_line[tid] = fill.place < 0;
+      c.there[tid] = to_line[tid] ? 0 : came[fill.place];
+      c.to[tid] = to_line[tid] ? p.lines + fill.line * p.line_bytes : stage.lines + fill.place * stage.line_bytes;
+      lacks = c.there[tid] < pieces;
+    }
+    if (__syncthreads_or(lacks) == 0) continue;
+    if (tid < some) {
+      const PooledExpert& e = p.homes[fill.expert];
+      c.from[tid] = e.home, c.words[tid] = static_cast<int>(e.bytes / 16);
+    }
+    __syncthreads();
+    copy_pieces(c, some, pieces, [&](int which, int bytes) { (to_line[which] ? copied : chosen) += bytes; });
+  }
+  if (tid > 0) return;
+  if (stage.order != nullptr && blockIdx.x == 0) stage.order->go = 0;  // who waited for it has ended
+  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
+  if (chosen > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->chosen_bytes), chosen);
+}
+
+// Grid: kSettleBlocks.
+__global__ void __launch_bounds__(kFillThreads) settle_planned_kernel(SettlePlannedParams p) {
+  __shared__ Copies c;
+  const PoolStage& stage = p.stage;
+  const int tid = threadIdx.x, pieces = static_cast<int>(stage.pieces);
+  wait_previous();
+  const int count = *p.state.fill_count;
+  Word copied = 0;
   for (int start = 0; start < count; start += kTogether) {
     const int some = min(kTogether, count - start);
     __syncthreads();
     if (tid < some) {
-      if (start > 0) fill = fills[start + tid];
-      const PooledExpert& e = p.homes[fill.y];
-      home[tid] = e.home, words[tid] = static_cast<int>(e.bytes / 16);
-      to[tid] = reinterpret_cast<uint4*>(p.lines + fill.x * p.line_bytes);
-      const int place = staging ? place_of(held, PoolStage::kPlaces, fill.y) : -1;
-      staged[tid] = stage.lines + place * stage.line_bytes;
-      there[tid] = place < 0 ? 0 : came[place];
+      const PlannedFill fill = p.state.fills[start + tid];
+      const PooledExpert& e = p.homes[fill.expert];
+      std::byte* const line = p.lines + fill.line * stage.line_bytes;
+      c.from[tid] = stage.lines + fill.place * stage.line_bytes, c.to[tid] = line;
+      c.words[tid] = static_cast<int>(e.bytes / 16), c.there[tid] = fill.place < 0 ? pieces : 0;
+      if (fill.place >= 0 && blockIdx.x == 0) serve(p.table[fill.expert], e, line);
     }
     __syncthreads();
-    for (int i = blockIdx.x; i < some * pieces; i += kPieces * blocks) {
-      uint4 v[kPieces][kLoads];
-      bool near[kPieces];
-      const auto piece_of = [&](int j) {
-        const int at = i + j * blocks;
-        return Piece{at < some * pieces, at / pieces, at % pieces * kPieceWords + tid};
-      };
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        const auto [here, which, first] = piece_of(j);
-        near[j] = here && first / kPieceWords < there[which];
-      }
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        const auto [here, which, first] = piece_of(j);
-        if (!here) break;
-        const auto* from = reinterpret_cast<const uint4*>(near[j] ? staged[which] : home[which]);
-#pragma unroll
-        for (int k = 0; k < kLoads; ++k)
-          if (first + k * kFillThreads < words[which]) v[j][k] = __ldcs(from + first + k * kFillThreads);
-      }
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        const auto [here, which, first] = piece_of(j);
-        if (!here) break;
-#pragma unroll
-        for (int k = 0; k < kLoads; ++k)
-          if (first + k * kFillThreads < words[which]) to[which][first + k * kFillThreads] = v[j][k];
-        const int bytes = 16 * min(kPieceWords, words[which] - (first - tid));
-        if (bytes > 0) copied += bytes, taken += near[j] ? bytes : 0;
-      }
-    }
+    copy_pieces(c, some, pieces, [&](int, int bytes) { copied += bytes; });
   }
   __syncwarp();
   if (tid > 0) return;
-  if (copied > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
-  if (taken > 0) atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), taken);
-  if (!staging) return;
-  // The last block to have read the order clears it; copies that draw from it again start after a later launch.
+  if (copied > 0) {
+    atomicAdd(reinterpret_cast<Word*>(&p.state.words->copied_bytes), copied);
+    atomicAdd(reinterpret_cast<Word*>(&p.state.words->taken_bytes), copied);
+  }
+  // Who reads these comes before this launch or after it.
   StageOrder& order = *stage.order;
-  __threadfence();
-  if (atomicAdd(&order.readers, 1u) + 1 == gridDim.x)
-    order.given = 0, order.drawn = 0, order.lacking = 0, order.go = 0, order.readers = 0;
+  if (blockIdx.x == 0) order.given = 0, order.drawn = 0, order.lacking = 0;
 }
 
 constexpr uint64_t kPatience = 2'000'000;  // ns
@@ -470,10 +501,14 @@ void check_state(const char* kernel, const PoolState& s, const void* lines, int6
           {static_cast<int64_t>(reinterpret_cast<uintptr_t>(s.words) % 8)});
 }
 
+void check_stage(const char* kernel, const PoolStage& s) {
+  require(s.order == nullptr || (s.line_bytes > 0 && s.line_bytes % 16 == 0 && aligned16({s.lines})), kernel,
+          "a stage of lines of a multiple of 16 bytes that begins at one (bytes)", {s.line_bytes});
+}
+
 void check_foreseen(const char* kernel, const ForeseenExperts& f) {
   require(f.count >= 0 && f.count <= PoolStage::kForeseen, kernel, "up to 16 experts foreseen", {f.count});
-  require(f.ids == nullptr || (f.stage.line_bytes > 0 && f.stage.line_bytes % 16 == 0 && aligned16({f.stage.lines})),
-          kernel, "a stage of lines of a multiple of 16 bytes that begins at one (bytes)", {f.stage.line_bytes});
+  check_stage(kernel, f.stage);
 }
 
 }  // namespace
@@ -489,8 +524,14 @@ void plan_experts(const PlanExpertsParams& p, cudaStream_t stream) {
 
 void fill_planned(const FillPlannedParams& p, cudaStream_t stream) {
   check_state("fill_planned", p.state, p.lines, p.line_bytes);
-  check_foreseen("fill_planned", p.foreseen);
+  check_stage("fill_planned", p.stage);
   launch("fill_planned", fill_planned_kernel, kFillBlocks, kFillThreads, 0, stream, p);
+}
+
+void settle_planned(const SettlePlannedParams& p, cudaStream_t stream) {
+  check_state("settle_planned", p.state, p.lines, p.stage.line_bytes);
+  check_stage("settle_planned", p.stage);
+  launch("settle_planned", settle_planned_kernel, kSettleBlocks, kFillThreads, 0, stream, p);
 }
 
 void fill_foreseen(const FillForeseenParams& p, cudaStream_t stream) {

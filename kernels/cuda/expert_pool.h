@@ -23,7 +23,8 @@ struct ForeseenExperts {
 };
 
 // Counts, clock, lines and totals as ExpertPlanner::plan leaves them; heat of every choice; the copies, lines
-// ascending; the table's trellis addresses of experts that lost or got a line. Choices outside [first, first + experts)
+// ascending; the table's trellis addresses of experts that lost or got a line: the stage where they have a place there.
+// Choices outside [first, first + experts)
 // are no part of the request, those outside [0, all) no heat. Domain: 1 <= lines <= experts <= 1024, rows * k up to
 // 65536.
 struct PlanExpertsParams {
@@ -41,16 +42,27 @@ struct PlanExpertsParams {
 };
 void plan_experts(const PlanExpertsParams& p, cudaStream_t stream);
 
-// lines[l] = the expert's bytes, for every copy that the last plan listed, pieces that are there from the stage; counts
-// what it copied, and clears the order for the next copies to the stage.
+// For every copy that the last plan listed: the expert's bytes to its place of the stage, but for pieces that are
+// there, or, without a place, to its line; counts what it copied. Takes the order's go back.
 struct FillPlannedParams {
   PoolState state;
   const PooledExpert* homes = nullptr;
   std::byte* lines = nullptr;  // 16-byte aligned, as line_bytes
   int64_t line_bytes = 0;
-  ForeseenExperts foreseen;
+  PoolStage stage;  // its order is null: nothing has a place
 };
 void fill_planned(const FillPlannedParams& p, cudaStream_t stream);
+
+// For every copy of an expert that has a place on the stage: from there to its line, where the table finds it then;
+// counts them, and opens the guess for the next copies to the stage. Lines have the stage's line_bytes.
+struct SettlePlannedParams {
+  PoolState state;
+  const PooledExpert* homes = nullptr;
+  Exl3Expert* table = nullptr;
+  std::byte* lines = nullptr;  // 16-byte aligned
+  PoolStage stage;
+};
+void settle_planned(const SettlePlannedParams& p, cudaStream_t stream);
 
 // Copies what is foreseen and has no line to the stage, place after place, until the order is given, and what is
 // ordered then; counts what it copied. Runs beside other kernels and waits for the order, so it takes little of few

@@ -42,24 +42,33 @@ void ExpertPools::go_to_device(Stream& stream) {
 void ExpertPools::run_planned(Stream& stream, int64_t bank, int64_t k, const View& ids, const Foreseen& next,
                               Event* known, const std::function<void()>& compute) {
   Pool& p = pools_[bank];
+  const PoolOptions& options = p.planner.options();
   const View to = state(states_, bank), own = lines(p.first_line, options_.lines);
   const Foreseen foreseen = std::exchange(foreseen_, next);
   foreseen_.follows = static_cast<bool>(foreseen);
-  backend_.plan_experts(stream, *p.bank, p.planner.options(), k, ids, to, own, foreseen);
+  backend_.plan_experts(stream, *p.bank, options, k, ids, to, own, foreseen);
   if (foreseen) backend_.wait(stream, *stage_filled_);
   if (next) backend_.wait(stream, *known);  // here, where it is over by now: the stack may change after compute()
-  backend_.fill_planned(stream, *p.bank, p.planner.options(), to, own, foreseen);
-  // Beside the copies ahead of this bank, which keep the link until they say go. `known` comes after the stack of this
-  // layer, and so after fill_planned() of the bank before, which read and cleared the same stage.
+  if (std::exchange(settling_, false)) backend_.wait(stream, *settled_);  // so is the bank before
+  backend_.fill_planned(stream, *p.bank, options, to, own, foreseen);
+  // Beside the copies ahead of this bank, which keep the link until they say go, and behind those of the bank before,
+  // which has settled what it had on the same stage.
   if (next) {
     Pool& after = pools_[bank + 1];
-    Stream& ahead = *(bank % 2 == 0 ? ahead_stream_ : other_ahead_stream_);
+    Stream& ahead = ahead_of(bank + 1);
     backend_.wait(ahead, *known);
     backend_.fill_foreseen(ahead, *after.bank, after.planner.options(), state(states_, bank + 1), foreseen_);
     backend_.record(ahead, *stage_filled_);
   }
   if (options_.check_lines) backend_.check_served(stream, *p.bank);
   compute();
+  if (!foreseen) return;
+  // Beside what comes next. The last bank's own stream waits for no later one.
+  settling_ = static_cast<bool>(next);
+  Stream& settles = settling_ ? ahead_of(bank) : stream;
+  if (settling_) backend_.record(stream, *computed_), backend_.wait(settles, *computed_);
+  backend_.settle_planned(settles, *p.bank, options, to, own, foreseen);
+  if (settling_) backend_.record(settles, *settled_);
 }
 
 void ExpertPools::release(Stream& stream) {

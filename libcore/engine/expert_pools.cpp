@@ -30,6 +30,8 @@ ExpertPools::ExpertPools(Backend& backend, std::vector<ExpertBank*> banks, const
       other_ahead_stream_(backend.make_stream()),
       timeline_(backend),
       stage_filled_(backend.make_event()),
+      computed_(backend.make_event()),
+      settled_(backend.make_event()),
       refill_began_(backend.make_timed_event()),
       refilled_(backend.make_timed_event()) {
   for (ExpertBank* bank : banks) {

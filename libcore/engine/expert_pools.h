@@ -146,6 +146,7 @@ class ExpertPools {
   void go_to_device(Stream& stream);
   void come_home();  // nothing where the state is here
   View state(const Buffer& of, int64_t bank) const;
+  Stream& ahead_of(int64_t bank) { return bank % 2 == 1 ? *ahead_stream_ : *other_ahead_stream_; }
 
   // A run of lines that one batch of experts takes at a time.
   struct Frame {
@@ -194,7 +195,8 @@ class ExpertPools {
   uint64_t device_copied_ = 0;  // bytes, as the device counted them
   uint64_t not_copied_ = 0;     // misses that their own plan drove out again
   Foreseen foreseen_;           // of the bank that is planned next
-  std::unique_ptr<Event> stage_filled_;
+  std::unique_ptr<Event> stage_filled_, computed_, settled_;
+  bool settling_ = false;  // the bank planned last, beside `stream`
   PhaseCounters rounds_, prompts_;
   std::unique_ptr<Event> refill_began_, refilled_;
   uint64_t refill_bytes_ = 0;

@@ -117,6 +117,11 @@ class Recording : public RecordingBackend {
     run(s, "fill_planned",
         [=, this, &bank](Stream& t) { inner_.fill_planned(t, bank, options, state, lines, foreseen); });
   }
+  void settle_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                      const Foreseen& foreseen) override {
+    run(s, "settle_planned",
+        [=, this, &bank](Stream& t) { inner_.settle_planned(t, bank, options, state, lines, foreseen); });
+  }
   void fill_foreseen(Stream& s, ExpertBank& bank, const PoolOptions& options, View state,
                      const Foreseen& foreseen) override {
     run(s, "fill_foreseen", [=, this, &bank](Stream& t) { inner_.fill_foreseen(t, bank, options, state, foreseen); });

@@ -181,6 +181,10 @@ class Compared : public ComparedBackend {
                     const Foreseen& foreseen) override {
     device_.fill_planned(s, *static_cast<TwoBanks&>(bank).device, options, state, lines, foreseen);
   }
+  void settle_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                      const Foreseen& foreseen) override {
+    device_.settle_planned(s, *static_cast<TwoBanks&>(bank).device, options, state, lines, foreseen);
+  }
   void fill_foreseen(Stream& s, ExpertBank& bank, const PoolOptions& options, View state,
                      const Foreseen& foreseen) override {
     device_.fill_foreseen(s, *static_cast<TwoBanks&>(bank).device, options, state, foreseen);

@@ -93,6 +93,10 @@ class ReplayedBackend : public cpu::CpuBackend {
                     const Foreseen& f) override {
     run([=, this, &s, &bank] { CpuBackend::fill_planned(s, bank, options, state, lines, f); });
   }
+  void settle_planned(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, View lines,
+                      const Foreseen& f) override {
+    run([=, this, &s, &bank] { CpuBackend::settle_planned(s, bank, options, state, lines, f); });
+  }
   void fill_foreseen(Stream& s, ExpertBank& bank, const PoolOptions& options, View state, const Foreseen& f) override {
     run([=, this, &s, &bank] { CpuBackend::fill_foreseen(s, bank, options, state, f); });
   }
