@@ -161,11 +161,11 @@ const KernelList& registry() {
 
 const std::vector<std::string>& launch_functions() {
   static const std::vector<std::string> names = {
-      "exl3_linear",  "exl3_linear_many", "exl3_rotate",       "exl3_decode",  "exl3_experts", "exl3_experts_many",
-      "router",       "swiglu",           "combine",           "embed",        "add",          "move_rows",
-      "grouped_norm", "plain_linear",     "plain_linear_pair", "hc_mix",       "hc_inject",    "gdn",
-      "qsa_write",    "qsa_select",       "qsa_attend",        "ngram_decode", "ple_mix",      "sample",
-      "exl3_linears", "take_slots",       "plan_experts",      "fill_planned", "fill_foreseen"};
+      "exl3_linear",  "exl3_linear_many", "exl3_rotate",       "exl3_decode",  "exl3_experts",  "exl3_experts_many",
+      "router",       "swiglu",           "combine",           "embed",        "add",           "move_rows",
+      "grouped_norm", "plain_linear",     "plain_linear_pair", "hc_mix",       "hc_inject",     "gdn",
+      "qsa_write",    "qsa_select",       "qsa_attend",        "ngram_decode", "ple_mix",       "sample",
+      "exl3_linears", "take_slots",       "plan_experts",      "fill_planned", "fill_foreseen", "settle_planned"};
   return names;
 }
 

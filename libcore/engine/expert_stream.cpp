@@ -17,7 +17,7 @@ size_t kept_free(size_t frames) { return frames >= 8 ? 2 : 1; }
 void ExpertPools::begin(Stream& stream, int64_t choices, int64_t banks, bool round) {
   const int64_t experts = pools_[0].bank->pooled;
   phase_ = round ? &rounds_ : &prompts_;
-  foreseen_ = {};
+  foreseen_ = {}, settling_ = false;  // a recording that failed may have left them
   if (banks > 0) ++phase_->forwards;
   const bool streaming = 2 * options_.lines <= experts && choices >= kStreamChoices * experts;
   const bool device = options_.planner != Planner::Host && round && !streaming;
