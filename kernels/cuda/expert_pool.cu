@@ -58,11 +58,12 @@ __device__ __forceinline__ void serve(Exl3Expert& entry, const PooledExpert& exp
   entry.down.trellis = reinterpret_cast<const uint16_t*>(at + expert.down);
 }
 
-// The first of the stage's places that is the expert's, -1 without one.
+// The first of so many of the stage's places that is the expert's, -1 without one.
+template <int kPlaces>
 __device__ __forceinline__ int place_of(const int* staged, int expert) {
   int place = -1;
 #pragma unroll
-  for (int i = PoolStage::kPlaces - 1; i >= 0; --i)
+  for (int i = kPlaces - 1; i >= 0; --i)
     if (staged[i] == expert) place = i;
   return place;
 }
@@ -85,7 +86,7 @@ __device__ __forceinline__ void give_order(StageOrder& order, int lines, PlanSha
   for (int start = 0; start < choices && distinct <= lines; start += 32) {
     const int e = first_choice(start + lane);
     const bool missed = e >= 0 && s.line_of[e] < 0;
-    const int place = missed ? place_of(s.staged, e) : -1;
+    const int place = missed ? place_of<PoolStage::kForeseen>(s.staged, e) : -1;  // the others are written here
     if (place >= 0) places |= 1u << place;
     const unsigned other = __ballot_sync(kFullWarp, missed && place < 0);
     const int at = others + __popc(other & ((1u << lane) - 1));
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_experts_kernel(PlanExper
       s.warps, t.lines, [&](int l) { return s.held[l] != s.was[l]; },
       [&](int l, int place) {
         const int e = s.held[l], old = s.was[l];
-        const int staged = place_of(s.staged, e);
+        const int staged = place_of<PoolStage::kPlaces>(s.staged, e);
         t.fills[place] = {l, e, staged};
         t.expert_of[l] = e;
         if (old >= 0) serve(p.table[old], p.homes[old], p.homes[old].home);
