@@ -14,13 +14,16 @@ int default_threads() { return std::clamp(static_cast<int>(std::thread::hardware
 void in_parallel(int threads, size_t count, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next{0};
   std::exception_ptr failure;
+  size_t failed = count;
   std::mutex mutex;
   const auto loop = [&] {
+    size_t i = 0;
     try {
-      for (size_t i = next++; i < count; i = next++) work(i);
+      while ((i = next++) < count) work(i);
     } catch (...) {
+      // Lower ones were begun before and come to their end.
       const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
+      if (i < failed) failed = i, failure = std::current_exception();
       next = count;
     }
   };
