@@ -88,6 +88,29 @@ void add_fills(Problem& p, int64_t rows, uint64_t seed, Kind kind, Random& rando
   for (int32_t i = 0; i < *s.fill_count; ++i) s.fills[i].place = static_cast<int32_t>(staged_at(p, s.fills[i].expert));
 }
 
+// Problems of launches that make a plan's copies: from the bank to the stage and to lines, or from the stage to lines.
+void take_planned(Entry& e, bool from_bank) {
+  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 12, false, 16, 3, 40960)};
+  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
+                          pool_shape(24, 20, true, 2048, 0, 368640)};
+  e.make = [from_bank](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
+    Problem p{rows, shape.numbers, {}};
+    Random random(seed, 1);
+    if (from_bank) add_bank(p, random);
+    add_state(p, kind, random);
+    add_foreseen(p, kind, random, 12);
+    add_stage(p, from_bank ? Role::InOut : Role::In);
+    add_order(p, Role::InOut);
+    add_fills(p, rows, seed, kind, random);
+    // Other values than the bank's, so that it shows where a piece comes from.
+    fill_words(p["stage"], random);
+    p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), p.number("bytes") / 4});
+    return p;
+  };
+  e.domain = copies_domain;
+  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
+}
+
 // Copy by copy what those of the state bring from the bank.
 enum class FillFault : uint8_t { None, Crossed, WholeStage, ToLines, GoKept };
 void fill_host(Problem& p, FillFault fault) {
@@ -126,23 +149,7 @@ std::unique_ptr<Kernel> fill_entry() {
       "none: no sums of values",
       "none",
       "lines that no copy is listed for stay as they are"};
-  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 12, false, 16, 3, 40960)};
-  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
-                          pool_shape(24, 20, true, 2048, 0, 368640)};
-  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
-    Problem p{rows, shape.numbers, {}};
-    Random random(seed, 1);
-    add_bank(p, random);
-    add_state(p, kind, random);
-    add_foreseen(p, kind, random, 12);
-    add_stage(p, Role::InOut);
-    add_order(p, Role::InOut);
-    add_fills(p, rows, seed, kind, random);
-    // Other values than the bank's, so that it shows where a piece comes from.
-    fill_words(p["stage"], random);
-    p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), p.number("bytes") / 4});
-    return p;
-  };
+  take_planned(e, true);
   e.expect = [](const Problem& given, const Problem&) {
     Problem wanted = given;
     const PoolState s = state_of(wanted);
@@ -167,9 +174,7 @@ std::unique_ptr<Kernel> fill_entry() {
     return std::vector<Expectation>{lines, words_as(given, wanted, "state"), words_as(given, wanted, "order"),
                                     words_as(given, wanted, "stage")};
   };
-  e.domain = copies_domain;
   e.host = [](Problem& p) { fill_host(p, FillFault::None); };
-  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)},
                 {"lines off by 4 bytes", misalign("lines", 4)},
                 {"a stage off by 4 bytes", misalign("stage", 4)}};
@@ -222,21 +227,7 @@ std::unique_ptr<Kernel> settle_entry() {
       "none: no sums of values",
       "none",
       "lines that no copy with a place is listed for stay as they are"};
-  e.host_shapes = {pool_shape(16, 5, true, 64, 0), pool_shape(12, 12, false, 16, 3, 40960)};
-  e.more_device_shapes = {pool_shape(512, 105, true, 2048, 0), pool_shape(300, 200, true, 2048, 5),
-                          pool_shape(24, 20, true, 2048, 0, 368640)};
-  e.make = [](const Shape& shape, Kind kind, int64_t rows, uint64_t seed) {
-    Problem p{rows, shape.numbers, {}};
-    Random random(seed, 1);
-    add_state(p, kind, random);
-    add_foreseen(p, kind, random, 12);
-    add_stage(p, Role::In);
-    add_order(p, Role::InOut);
-    add_fills(p, rows, seed, kind, random);
-    fill_words(p["stage"], random);
-    p.add("lines", DType::I32, Role::Out, false, {p.number("lines"), p.number("bytes") / 4});
-    return p;
-  };
+  take_planned(e, false);
   e.expect = [](const Problem& given, const Problem&) {
     Problem wanted = given;
     const PoolState s = state_of(wanted);
@@ -254,9 +245,7 @@ std::unique_ptr<Kernel> settle_entry() {
     order.given = 0, order.drawn = 0, order.lacking = 0;
     return std::vector<Expectation>{lines, words_as(given, wanted, "state"), words_as(given, wanted, "order")};
   };
-  e.domain = copies_domain;
   e.host = [](Problem& p) { settle_host(p, SettleFault::None); };
-  e.exact_kinds = {Kind::Normal, Kind::Exponents, Kind::NonFinite, Kind::Directed};
   e.refusals = {{"no lines", set_number("lines", 0)}, {"lines off by 4 bytes", misalign("lines", 4)}};
   const auto fault = [](const char* name, SettleFault f) {
     return host_control(name, 2, [f](Problem& p) { settle_host(p, f); });
