@@ -323,10 +323,9 @@ class Backend {
   virtual void serve(Stream&, ExpertBank&, std::span<const ServedExpert>) = 0;
   // Plans a request by the rule of kernels/expert_planner.h, whose state is in device memory, lists the copies to make,
   // and serves each expert that has a line from there, from the stage when it has a place on it, and every other pooled
-  // one in place; so must serve() have done
-  // before the first plan. ids I32 [R, k or more]: the first k of each row are its choice, which all count as heat;
-  // pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line bytes]. Orders what the request
-  // misses from the copies to the stage of what was foreseen of this layer.
+  // one in place; so must serve() have done before the first plan. ids I32 [R, k or more]: the first k of each row are
+  // its choice, which all count as heat; pooled ones are the request. state U8 [PoolState::bytes], lines U8 [L, line
+  // bytes]. Orders what the request misses from the copies to the stage of what was foreseen of this layer.
   virtual void plan_experts(Stream&, ExpertBank&, const PoolOptions&, int64_t k, View ids, View state, View lines,
                             const Foreseen&) = 0;
   // Makes the copies that the last plan of that state listed, where it serves them from, but for what is there; before

@@ -24,9 +24,8 @@ struct ForeseenExperts {
 
 // Counts, clock, lines and totals as ExpertPlanner::plan leaves them; heat of every choice; the copies, lines
 // ascending; the table's trellis addresses of experts that lost or got a line: the stage where they have a place there.
-// Choices outside [first, first + experts)
-// are no part of the request, those outside [0, all) no heat. Domain: 1 <= lines <= experts <= 1024, rows * k up to
-// 65536.
+// Choices outside [first, first + experts) are no part of the request, those outside [0, all) no heat. Domain: 1 <=
+// lines <= experts <= 1024, rows * k up to 65536.
 struct PlanExpertsParams {
   PoolState state;
   bool counts = true;  // keys of lfu-decay; else of lru
