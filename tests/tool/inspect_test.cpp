@@ -141,20 +141,23 @@ TEST_CASE("inspect: exits 3 with a clear line when a folder holds no language te
   CHECK(run_command({fnx::tool_path("fnx-inspect")}).exit_code == 2);
 }
 
-TEST_CASE("inspect: reads the published layout within 5 processor seconds and 1 GiB") {
+TEST_CASE("inspect: reads the published layout within 1 GiB, in time that grows as its tensors do") {
   const TempDir dir;
-  REQUIRE(run_command({fnx::tool_path("fnx-synth"), "--model", "synth:flash-next-4.05bpw", "--sparse", "--out",
-                       (dir / "pack").string()})
-              .exit_code == 0);
-  const RunResult run = inspect(dir / "pack", {"--json"});
-  CHECK(run.exit_code == 0);
-  CHECK(Json::parse(run.out)["tensors"] == 303126);
-  const Json record = read_receipt(run, "fnx-inspect")["run"];
+  const auto record_of = [&](const std::string& model, int tensors) {
+    const std::string pack = (dir / model.substr(6)).string();
+    REQUIRE(run_command({fnx::tool_path("fnx-synth"), "--model", model, "--sparse", "--out", pack}).exit_code == 0);
+    const RunResult run = inspect(pack, {"--json"});
+    CHECK(run.exit_code == 0);
+    CHECK(Json::parse(run.out)["tensors"] == tensors);
+    return read_receipt(run, "fnx-inspect")["run"];
+  };
+  const Json quarter = record_of("synth:flash-next-4.05bpw,layers=12", 80448);
+  const Json whole = record_of("synth:flash-next-4.05bpw", 303126);
 #ifndef __SANITIZE_ADDRESS__
-  // Processor time, so that a busy machine does not decide.
-  CHECK(record["user_s"].get<double>() + record["system_s"].get<double>() < 5.0);
-  CHECK(record["peak_rss_bytes"].get<uint64_t>() < uint64_t{1} << 30);
+  CHECK(whole["peak_rss_bytes"].get<uint64_t>() < uint64_t{1} << 30);
 #endif
+  // Seconds are a machine's (scripts/bench_cpu.sh holds them to a limit); 4 times the tensors squared would be 16.
+  CHECK(whole["user_s"].get<double>() < 10 * quarter["user_s"].get<double>());
 }
 
 TEST_CASE("inspect: --plan says what fits where, and fails a gate when nothing does") {
