@@ -228,7 +228,8 @@ Shard OpenedModel::shard() const {
 }
 
 std::optional<Tokenizer> OpenedModel::tokenizer() const {
-  if (folder.empty() || !std::filesystem::exists(folder / "tokenizer.json")) return std::nullopt;
+  std::error_code ignored;
+  if (folder.empty() || !std::filesystem::exists(folder / "tokenizer.json", ignored)) return std::nullopt;
   return Tokenizer::load(folder);
 }
 

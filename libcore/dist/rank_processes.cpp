@@ -84,8 +84,7 @@ std::string share_stdin() {
   char buffer[65536];
   for (;;) {
     const ssize_t n = ::read(0, buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail("reading stdin", errno);
+    if (n < 0) throw Error(ErrorKind::Input, fmt::format("cannot read stdin: {}", std::strerror(errno)));
     if (n == 0) break;
     all.append(buffer, static_cast<size_t>(n));
   }

@@ -240,6 +240,18 @@ TEST_CASE("generate: prompts that cannot run are refused with their numbers") {
     refused(generate({option, folder.path().string()}), 3, {"it is a folder"});
 }
 
+TEST_CASE("generate: a prompt that cannot be read to its end is refused, whatever the number of ranks") {
+  for (const char* option : {"--prompt-file", "--jsonl"}) {
+    refused(generate({option, std::string(300, 'x')}), 3, {"cannot read xxx"});        // longer than a name may be
+    refused(generate({option, "/proc/self/mem"}), 3, {"cannot read /proc/self/mem"});  // reading its start fails
+    for (const char* ranks : {"1", "2"}) {
+      CAPTURE(ranks);
+      const std::string line = fmt::format("exec \"$0\" --model {} {} - --tp {} < /", kTiny.string(), option, ranks);
+      refused(run_command({"/bin/sh", "-c", line, tool_path("fnx-generate")}), 3, {"cannot read stdin"});
+    }
+  }
+}
+
 TEST_CASE("generate: an answer is cut where the context ends") {
   const TempDir folder;
   fs::copy(kTiny, folder / "pack");
