@@ -250,6 +250,7 @@ TEST_CASE("generate: a prompt that cannot be read to its end is refused, whateve
       refused(run_command({"/bin/sh", "-c", line, tool_path("fnx-generate")}), 3, {"cannot read stdin"});
     }
   }
+  refused(generate({"--prompt", "a\xff", "--tp", "2"}), 3, {"--prompt", "not UTF-8"});
 }
 
 TEST_CASE("generate: an answer is cut where the context ends") {
