@@ -186,6 +186,19 @@ TEST_CASE("frame: writes in place when the receipt is a device or pipe") {
   CHECK(fs::is_character_file("/dev/null"));
 }
 
+TEST_CASE("frame: writes the receipt once when it goes through a pipe, with a name or without") {
+  const TempDir folder;
+  const std::string pipe = (folder / "pipe").string();
+  const RunResult named = shell("mkfifo " + pipe + "; cat " + pipe + " & timeout 20 \"$0\" --mode gate --receipt " +
+                                pipe + "; echo \"code $?\" >&2; wait");
+  CHECK(named.err == "code 1\n");
+  CHECK(Json::parse(named.out)["run"]["outcome"] == "failed");
+  const RunResult nameless = shell("\"$0\" -q --mode pass --receipt /dev/stderr");
+  CHECK(nameless.exit_code == 0);
+  CHECK(nameless.out == "done\n");
+  CHECK(Json::parse(nameless.err)["run"]["outcome"] == "passed");
+}
+
 TEST_CASE("frame: records requested values, defaults and the environment defaults used") {
   const RunResult run = probe({"--max-count", "7", "--fast", "--gate", "a<=1", "--gate", "b<=2", "--seed",
                                "18446744073709551615", "--text=/srv/private/text.txt"},
