@@ -135,8 +135,17 @@ TEST_CASE("frame: a value that a validator refuses is a usage error with a recei
 }
 
 TEST_CASE("frame: refuses numbers that the parser takes and no option means, in one short line") {
-  const std::pair<const char*, const char*> odd[] = {{"--ratio", "nan"},   {"--ratio", "-nan"}, {"--ratio", "inf"},
-                                                     {"--ratio", "1e999"}, {"--seed", "-1"},    {"--max-count", "-1"}};
+  const std::pair<const char*, const char*> odd[] = {{"--ratio", "nan"},
+                                                     {"--ratio", "-nan"},
+                                                     {"--ratio", "inf"},
+                                                     {"--ratio", "1e999"},
+                                                     {"--seed", "-1"},
+                                                     {"--max-count", "-1"},
+                                                     {"--seed", "18446744073709551616"},
+                                                     {"--max-count", "010"},
+                                                     {"--seed", "010"},
+                                                     {"--seed", "0x10"},
+                                                     {"--max-count", "1e3"}};
   for (const auto& [option, value] : odd) {
     CAPTURE(value);
     const RunResult run = probe({option, value});
@@ -144,6 +153,7 @@ TEST_CASE("frame: refuses numbers that the parser takes and no option means, in 
     CHECK(run.err.find(option) != std::string::npos);
     CHECK(run.err.size() < 100);
   }
+  for (const char* seed : {"0", "+7", "18446744073709551615"}) CHECK(probe({"--seed", seed}).exit_code == 0);
 }
 
 TEST_CASE("frame: replaces its own receipt of an earlier run, in both spellings of the option") {

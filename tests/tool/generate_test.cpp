@@ -283,6 +283,10 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   refused(generate({"--prompt", "a", "--tp", "65"}), 2, {"--tp", "64"});
   refused(generate({"--prompt", "a", "--draft", "9"}), 2, {"--draft"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});
+  refused(generate({"--prompt", "a", "--draft", "0x2"}), 2, {"--draft 0x2"});
+  refused(generate({"--prompt", "a", "--kv-device-tokens", "0x10"}), 2, {"--kv-device-tokens 0x10"});
+  refused(generate({"--prompt", "a", "--expert-lines", "4,8"}), 2, {"--expert-lines 4,8"});
+  refused(generate({"--prompt-tokens", "010"}), 2, {"--prompt-tokens: 010"});
   const RunResult run = generate({"--prompt", "a", "--receipt", "/nonexistent-folder/r.json"});
   CHECK(run.exit_code == 6);
   CHECK(run.out == "");
