@@ -154,6 +154,7 @@ void refuse_odd_numbers(const CLI::App& app) {
 
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   for (std::string word : app.remaining()) {
+    if (word == "--") break;  // what follows are no options
     if (word.size() < 2 || word[0] != '-') continue;
     word = word.substr(0, word.find('='));
     const std::optional<std::string> closest = closest_option(app, word);

@@ -87,6 +87,7 @@ TEST_CASE("frame: names the closest option and still writes a receipt when an op
   CHECK(probe({"--zzzzzzzzzzzzzz=4"}).err ==
         "fnx-frame-probe: error: unknown option --zzzzzzzzzzzzzz; --help lists the options\n");
   CHECK(probe({"stray"}).err == "fnx-frame-probe: error: unexpected argument 'stray'; --help shows the usage\n");
+  CHECK(probe({"--", "--fast"}).err == "fnx-frame-probe: error: unexpected argument '--'; --help shows the usage\n");
   const RunResult no_path = probe({"--receipt"});
   CHECK(no_path.exit_code == 2);
   CHECK(lines(no_path.err) == 1);
