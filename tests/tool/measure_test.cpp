@@ -175,3 +175,10 @@ TEST_CASE("reuse-check: all phases equal runs without snapshots, and damaged fil
   CHECK(receipt["evidence"]["reused_tokens"] == 2 * (69 + 69 + 35));
   CHECK(receipt["result"]["phases"][0]["histories"] == receipt["result"]["phases"][1]["histories"]);
 }
+
+TEST_CASE("reuse-check: says which folder it lacks when there is none for its file") {
+  const RunResult run = run_command({tool_path("fnx-reuse-check"), "--model", kModel, "--history", "8"}, "",
+                                    {"TMPDIR=/nonexistent-folder"});
+  CHECK(run.exit_code == 6);
+  CHECK(run.err.starts_with("fnx-reuse-check: error: TMPDIR"));
+}
