@@ -192,6 +192,14 @@ TEST_CASE("frame: exits 6 when stdout is closed or full") {
   CHECK(pipe.err.find("code 6") != std::string::npos);
 }
 
+TEST_CASE("frame: exits 6 and leaves no part of a receipt when files may not grow") {
+  const TempDir folder;
+  const RunResult run = shell("ulimit -f 0; \"$0\" --mode pass --receipt " + (folder / "receipt.json").string());
+  CHECK(run.exit_code == 6);
+  CHECK(run.err.find("File too large") != std::string::npos);
+  CHECK(fs::is_empty(folder.path()));
+}
+
 TEST_CASE("frame: writes in place when the receipt is a device or pipe") {
   CHECK(shell("\"$0\" --mode pass --receipt /dev/null").exit_code == 0);
   CHECK(fs::is_character_file("/dev/null"));
