@@ -401,3 +401,9 @@ TEST_CASE("ranks: a host that does not start them all refuses, with a receipt") 
   CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
   CHECK(read_receipt(run, "fnx-generate")["run"]["exit_code"] == 4);
 }
+
+TEST_CASE("tp-parity: more sequences than a round may have are refused before they are made up") {
+  const RunResult run = parity({"--sequences", "4097"});
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("--sequences 4097: give 1 to 4096") != std::string::npos);
+}
