@@ -33,7 +33,9 @@ struct Options {
     model.add(app);
     model.add_pages(app);
     model.add_graphs(app);
-    add_count(app, "--sequences", sequences, "Sequences that are held at once");
+    app.add_option("--sequences", sequences, "Sequences that are held at once")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
     add_count(app, "--tokens", tokens, "Tokens of each");
     app.add_option("--points", points,
                    "Tokens of context at which decoding is timed besides the end; 8192 and its doubles unless given")

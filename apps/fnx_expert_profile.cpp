@@ -121,7 +121,9 @@ void work(const Options& o, ToolRun& run) {
   } else if (o.action == "diff") {
     need_files(o, 2, 2);
     const ExpertProfile a = load_profile(o.files[0], run), b = load_profile(o.files[1], run);
-    const int64_t lines = o.lines.empty() ? std::max<int64_t>(1, a.identity.experts / 4) : parse_list(o.lines).front();
+    const std::vector<int64_t> given = o.lines.empty() ? std::vector<int64_t>{} : parse_list(o.lines);
+    if (given.size() > 1) usage(fmt::format("--lines {}: diff takes one number", o.lines));
+    const int64_t lines = given.empty() ? std::max<int64_t>(1, a.identity.experts / 4) : given.front();
     result["identity_difference"] = a.identity.difference(b.identity);
     result["rows"] = diff_rows(a, b, lines);
     int64_t different = 0;

@@ -14,6 +14,7 @@
 #include "libcore/engine/workload.h"
 #include "libcore/measure/memory.h"
 #include "libcore/measure/statistics.h"
+#include "libcore/receipt/writable.h"
 
 using namespace fnx;
 
@@ -138,7 +139,7 @@ class Sweep {
     judge_gates(limits_, figures_, run_.receipt());
     const std::string csv = csv_of(results_);
     if (o_.format == "csv") run_.print(csv);
-    if (const std::filesystem::path receipt = run_.receipt_path(); !receipt.empty())
+    if (const std::filesystem::path receipt = run_.receipt_path(); !receipt.empty() && !written_in_place(receipt))
       write_file_atomic(std::filesystem::path(receipt).replace_extension("csv"), csv);
   }
 

@@ -1,6 +1,7 @@
 // fnx-reuse-check: two histories at once, each cold, warm, branched and rewound through snapshots, against the same
 // requests without any; and a snapshot through a file.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -126,8 +127,18 @@ class ReuseCheck {
   }
 
   void through_file(const Engine& engine, const Snapshot& snapshot) {
-    const auto file = std::filesystem::temp_directory_path() /
-                      fmt::format("fnx-reuse-check-{}.fnxsnapshot", static_cast<const void*>(this));
+    std::error_code error;
+    const auto folder = std::filesystem::temp_directory_path(error);
+    if (error)
+      throw Error(ErrorKind::Output, fmt::format("TMPDIR, the folder of temporary files: {}", error.message()));
+    const auto file = folder / fmt::format("fnx-reuse-check-{}.fnxsnapshot", ::getpid());
+    struct Removal {
+      const std::filesystem::path& file;
+      ~Removal() {
+        std::error_code ignored;
+        std::filesystem::remove(file, ignored);
+      }
+    } removal{file};
     const SnapshotOwner owner{model_.digest, std::string(model_.backend->name()), engine.options().state.kv_dtype,
                               engine.has_draft_head()};
     const auto refuses = [&](const SnapshotOwner& who) {
@@ -155,7 +166,6 @@ class ReuseCheck {
     refused += refuses(owner);
     std::filesystem::resize_file(file, bytes / 2);
     refused += refuses(owner);
-    std::filesystem::remove(file);
     run_.receipt().add_gate("file/different", equal ? 0 : 1, "==", 0, "snapshots");
     run_.receipt().add_gate("file/refused", refused, "==", 3, "files");
     run_.receipt().evidence["snapshot_file_bytes"] = bytes;

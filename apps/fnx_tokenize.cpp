@@ -132,7 +132,7 @@ void tokenize(const Options& options, ToolRun& run) {
   std::vector<int32_t> all_ids;
   std::string line;
   uint64_t lines = 0, input_bytes = 0, special = 0;
-  for (size_t number = 1; !run.stopping() && std::getline(in, line); ++number) {
+  for (size_t number = 1; !run.stopping() && std::getline(in, line) && !cannot_read(in); ++number) {
     input_bytes += line.size() + (in.eof() ? 0 : 1);
     if (!options.jsonl.empty() && line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {
@@ -146,7 +146,7 @@ void tokenize(const Options& options, ToolRun& run) {
     }
     ++lines;
   }
-  if (in.bad()) refuse(fmt::format("cannot read {}", source));
+  if (cannot_read(in) && !run.stopping()) refuse(fmt::format("cannot read {}", source == "-" ? "stdin" : source));
 
   Receipt& receipt = run.receipt();
   receipt.add_subject("prompts", source == "-" ? "stdin" : std::filesystem::path(source).filename().string(),

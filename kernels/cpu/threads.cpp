@@ -3,8 +3,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "kernels/error.h"
 
 namespace fnx::cpu {
 
@@ -56,21 +60,29 @@ struct ThreadPool::Impl {
       inside.fetch_sub(1);
     }
   }
+
+  void end() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+      round.fetch_add(1);
+    }
+    wake.notify_all();
+    for (auto& t : workers) t.join();
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
-  for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this] { impl_->loop(); });
+  try {
+    for (int i = 1; i < threads; ++i) impl_->workers.emplace_back([this] { impl_->loop(); });
+  } catch (const std::system_error& e) {
+    impl_->end();
+    throw Error(ErrorKind::Unsupported,
+                std::to_string(threads) + " threads cannot be started: " + e.code().message() + "; lower --threads");
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-    impl_->round.fetch_add(1);
-  }
-  impl_->wake.notify_all();
-  for (auto& t : impl_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { impl_->end(); }
 
 int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 

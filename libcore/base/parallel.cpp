@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,7 +29,11 @@ void in_parallel(int threads, size_t count, const std::function<void(size_t)>& w
     }
   };
   std::vector<std::thread> pool;
-  for (size_t t = 1; t < std::min(static_cast<size_t>(threads), count); ++t) pool.emplace_back(loop);
+  try {
+    for (size_t t = 1; t < std::min(static_cast<size_t>(threads), count); ++t) pool.emplace_back(loop);
+  } catch (const std::system_error&) {
+    // no more are to be had: those that run do all pieces
+  }
   loop();
   for (std::thread& t : pool) t.join();
   if (failure) std::rethrow_exception(failure);

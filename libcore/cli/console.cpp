@@ -51,7 +51,7 @@ void install_signal_handlers() {
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
+  for (const int refused_write : {SIGPIPE, SIGXFSZ}) ::signal(refused_write, SIG_IGN);  // write() says it
 }
 
 int caught_signal() { return g_signal; }

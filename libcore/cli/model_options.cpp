@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "kernels/devices.h"
 #include "kernels/error.h"
@@ -18,7 +19,16 @@ namespace fnx {
 
 namespace {
 constexpr int kMostRanks = 64;  // a process each is started before the model is known
+
+// Of an option that takes words as well.
+int64_t whole_number(const char* option, const std::string& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw Error(ErrorKind::Usage, fmt::format("{} {}: a number is decimal digits alone", option, text));
+  return number;
 }
+}  // namespace
 
 void ModelOptions::add(CLI::App& app, bool drafts) {
   app.add_option("--model", model, "Checkpoint folder (EXL3 qwen4_exp), or synth:NAME,... (fnx-synth --help)")
@@ -228,7 +238,8 @@ Shard OpenedModel::shard() const {
 }
 
 std::optional<Tokenizer> OpenedModel::tokenizer() const {
-  if (folder.empty() || !std::filesystem::exists(folder / "tokenizer.json")) return std::nullopt;
+  std::error_code ignored;
+  if (folder.empty() || !std::filesystem::exists(folder / "tokenizer.json", ignored)) return std::nullopt;
   return Tokenizer::load(folder);
 }
 
@@ -236,7 +247,7 @@ DraftOptions OpenedModel::drafts(const ModelOptions& options, const std::string&
   const std::string problem = fnx::has_draft_head(*source, config) ? why_not : "this checkpoint has no draft head";
   DraftOptions d;
   const bool number = options.draft != "auto" && options.draft != "off";
-  if (number) d.most = std::stoi(options.draft), d.fixed = true;
+  if (number) d.most = static_cast<int>(whole_number("--draft", options.draft)), d.fixed = true;
   if (options.draft == "auto" && problem.empty()) d.most = kAutoDrafts;
   if (number && d.most > 0 && !problem.empty())
     throw Error(ErrorKind::Unsupported, fmt::format("--draft {}: {}; use --draft off", options.draft, problem));
@@ -257,7 +268,7 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
   if (limit == 0 && device < static_cast<int>(gpus.size())) limit = gpus[device].memory_bytes / options.models;
   if (ranks != nullptr) limit = static_cast<uint64_t>(ranks->communicator().minimum(static_cast<int64_t>(limit)));
   if (options.expert_lines != "auto") {
-    load.pools.lines = parse_list(options.expert_lines).at(0);
+    load.pools.lines = whole_number("--expert-lines", options.expert_lines);
     return plan_memory(*source, config, load, engine, limit, exchange_bytes);
   }
   MemoryPlan plan = plan_lines(*source, config, load, engine, limit, exchange_bytes);
@@ -273,9 +284,9 @@ MemoryPlan OpenedModel::plan_weights(const ModelOptions& options, EngineOptions 
 bool OpenedModel::plan(const ModelOptions& options, EngineOptions& engine, ToolRun& run) {
   const bool share_pages = options.kv_device_tokens == "auto";
   if (!share_pages && options.kv_device_tokens != "all")
-    engine.state.device_tokens = std::stoll(options.kv_device_tokens);
+    engine.state.device_tokens = whole_number("--kv-device-tokens", options.kv_device_tokens);
   const bool automatic = options.expert_lines == "auto";
-  if (!automatic) expert_lines = parse_list(options.expert_lines).at(0);
+  if (!automatic) expert_lines = whole_number("--expert-lines", options.expert_lines);
   const bool counted = backend->name() == "cuda" || options.memory_plan;
   const int64_t most = config.experts / shard().world;
   if (!automatic && (expert_lines < 1 || expert_lines > most))

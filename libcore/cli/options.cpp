@@ -1,6 +1,7 @@
 #include "libcore/cli/options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -124,13 +125,28 @@ void add_pairs(CLI::App& app, int& pairs) {
       ->capture_default_str();
 }
 
+namespace {
+
+// Decimal digits that fit: the library reads 010 as 8, and what needs more than 64 bits as the last that does not.
+template <class T>
+bool is_decimal(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  const std::string_view digits = text.substr(text.starts_with('-') ? 1 : 0);
+  T value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && (digits.size() == 1 || digits.front() != '0');
+}
+
+}  // namespace
+
 void refuse_odd_numbers(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
     for (const std::string& text : option->results()) {
       const bool odd = type.starts_with("FLOAT")  ? !std::isfinite(std::strtod(text.c_str(), nullptr))
-                       : type.starts_with("UINT") ? text.starts_with('-')
-                                                  : false;
+                       : type.starts_with("UINT") ? !is_decimal<uint64_t>(text)
+                       : type.starts_with("INT") || type.starts_with("N:") ? !is_decimal<int64_t>(text)
+                                                                           : false;
       if (odd) throw Error(ErrorKind::Usage, option->get_name() + ": " + text + " is no number that it takes");
     }
   }
@@ -138,6 +154,7 @@ void refuse_odd_numbers(const CLI::App& app) {
 
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   for (std::string word : app.remaining()) {
+    if (word == "--") break;  // what follows are no options
     if (word.size() < 2 || word[0] != '-') continue;
     word = word.substr(0, word.find('='));
     const std::optional<std::string> closest = closest_option(app, word);

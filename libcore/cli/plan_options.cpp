@@ -27,7 +27,7 @@ void PlanOptions::add(CLI::App& app) {
   app.add_option("--kv-device-tokens", kv_device_tokens,
                  "Tokens of all sequences whose keys and values stay on the device; 0: all")
       ->needs(flag)
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   app.add_option("--hit-ratio", hit_ratio, "Share of a token's experts that have a line")
       ->needs(flag)
       ->check(CLI::Range(0.0, 1.0));

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <sstream>
 
 #include "kernels/error.h"
@@ -97,15 +97,22 @@ std::vector<int32_t> line_tokens(const Json& value) {
   return ids;
 }
 
+bool cannot_read(const std::istream& in) { return in.bad() || (&in == &std::cin && std::ferror(stdin) != 0); }
+
 std::string read_text(const std::string& path) {
-  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  if (std::filesystem::is_directory(path))
+  const bool piped = path == "-";
+  std::error_code ignored;
+  if (!piped && std::filesystem::is_directory(path, ignored))
     throw Error(ErrorKind::Input, fmt::format("cannot read {}: it is a folder", path));
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  if (!in || !(text << in.rdbuf() || in.peek() == EOF))
-    throw Error(ErrorKind::Input, fmt::format("cannot read {}", path));
-  return text.str();
+  std::ifstream file;
+  if (!piped) file.open(path, std::ios::binary);
+  std::istream& in = piped ? std::cin : file;
+  std::string text;
+  for (char part[1 << 16]; in.read(part, sizeof part), in.gcount() > 0;)
+    text.append(part, static_cast<size_t>(in.gcount()));
+  if (!in.eof() || cannot_read(in))
+    throw Error(ErrorKind::Input, fmt::format("cannot read {}", piped ? "stdin" : path));
+  return text;
 }
 
 void PromptOptions::add(CLI::App& app) {

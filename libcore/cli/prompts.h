@@ -1,6 +1,7 @@
 // Prompts of a command line: one text, one id list, made-up ids or a JSONL file, as token ids.
 #pragma once
 
+#include <istream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@ struct Prompt {
   std::vector<int32_t> ids;
 };
 
+// Whether a stream ended for an error; that of std::cin only the C library knows.
+bool cannot_read(const std::istream& in);
 // The whole of a file, or of stdin for "-"; throws Input.
 std::string read_text(const std::string& path);
 

@@ -52,10 +52,8 @@ std::string write_qualification(const std::string& architecture, const std::stri
 std::string qualification_problem(const std::string& architecture) {
   try {
     if (holds(file_of(architecture), architecture)) return "";
-  } catch (const nlohmann::json::exception&) {
-    // a field of another type: as good as no file
-  } catch (const Error&) {
-    // no data folder, so nothing was ever recorded
+  } catch (const std::exception&) {
+    // no data folder, a file that cannot be read or a field of another type: as good as no file
   }
   return fmt::format(
       "architecture {} is not qualified for these kernels (gate: kernel contract, digest {}); run fnx-kernel-contract "

@@ -54,7 +54,7 @@ Ranks::~Ranks() {
 }
 
 void Ranks::compare(const Json& settings, const Json& build) {
-  const std::vector<std::string> all = channel_->exchange(Json{{"settings", settings}, {"build", build}}.dump());
+  const std::vector<std::string> all = channel_->exchange(canonical_json({{"settings", settings}, {"build", build}}));
   const Json first = Json::parse(all[0]);
   for (size_t r = 1; r < all.size(); ++r) {
     const Json other = Json::parse(all[r]);
@@ -63,9 +63,9 @@ void Ranks::compare(const Json& settings, const Json& build) {
       for (const auto& [key, value] : first[block].items()) {
         const Json there = other[block].value(key, Json());
         if (value == there || (options && may_differ(key))) continue;
-        throw Error(ErrorKind::Usage,
-                    fmt::format("{} is {} on rank 0 and {} on rank {}; give every rank the same",
-                                options ? flag(key) : "the program's " + key, value.dump(), there.dump(), r));
+        throw Error(ErrorKind::Usage, fmt::format("{} is {} on rank 0 and {} on rank {}; give every rank the same",
+                                                  options ? flag(key) : "the program's " + key, canonical_json(value),
+                                                  canonical_json(there), r));
       }
     }
   }
@@ -102,7 +102,7 @@ void Ranks::finish(Receipt& receipt) {
                   {"effective", receipt.effective},
                   {"evidence", receipt.evidence},
                   {"result_hash", xxh3_hex(result.data(), result.size())}};
-  const std::vector<std::string> all = channel_->exchange(mine.dump());
+  const std::vector<std::string> all = channel_->exchange(canonical_json(mine));
   Json ranks = Json::array();
   int64_t different = 0;
   for (const std::string& text : all) {

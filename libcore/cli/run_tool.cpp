@@ -17,6 +17,7 @@
 #include "libcore/cli/tool.h"
 #include "libcore/receipt/document.h"
 #include "libcore/receipt/platform.h"
+#include "libcore/receipt/writable.h"
 
 namespace fnx {
 namespace {
@@ -222,7 +223,9 @@ class ReceiptWriter {
 
   void write_incomplete() {
     run_.outcome = "incomplete";
-    if (!target_.path.empty()) write_file_atomic(target_.path, pretty_json(make_document(frame_, {}, run_)));
+    if (target_.path.empty()) return;
+    if (written_in_place(target_.path)) return require_writable(target_.path);  // its reader wants one document
+    write_file_atomic(target_.path, pretty_json(make_document(frame_, {}, run_)));
   }
 
   void write_final(const Receipt& receipt, const std::string& outcome, int code, const std::string& error) {

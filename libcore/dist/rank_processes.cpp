@@ -24,13 +24,14 @@ namespace fnx {
 namespace {
 
 [[noreturn]] void fail(const char* what, int code) {
-  throw Error(ErrorKind::Internal, fmt::format("starting ranks: {}: {}", what, std::strerror(code)));
+  throw Error(ErrorKind::Unsupported, fmt::format("starting ranks: {}: {}; lower --tp", what, std::strerror(code)));
 }
 
 // This process' words, as they were given.
 std::vector<std::string> own_words() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string all((std::istreambuf_iterator<char>(file)), {});
+  if (all.empty()) fail("reading /proc/self/cmdline", errno);  // a rank without words would run on its own
   std::vector<std::string> words;
   for (size_t at = 0; at < all.size();) {
     words.emplace_back(all.c_str() + at);
@@ -84,8 +85,7 @@ std::string share_stdin() {
   char buffer[65536];
   for (;;) {
     const ssize_t n = ::read(0, buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail("reading stdin", errno);
+    if (n < 0) throw Error(ErrorKind::Input, fmt::format("cannot read stdin: {}", std::strerror(errno)));
     if (n == 0) break;
     all.append(buffer, static_cast<size_t>(n));
   }
@@ -97,15 +97,24 @@ std::string share_stdin() {
 
 StartedRanks start_ranks(int world, const std::string& input) {
   StartedRanks started;
-  std::vector<int> sockets;
-  for (int r = 1; r < world; ++r) {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) fail("socketpair", errno);
-    sockets.push_back(ends[0]);
-    const int file = memory_file(input);
-    started.processes.push_back({r, spawn(r, ends[1], file)});
-    ::close(file);
-    ::close(ends[1]);
+  std::vector<int> sockets, lent;
+  const auto close_all = [](std::vector<int>& files) {
+    for (const int file : files) ::close(file);
+    files.clear();
+  };
+  try {
+    for (int r = 1; r < world; ++r) {
+      int ends[2];
+      if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) fail("socketpair", errno);
+      sockets.push_back(ends[0]), lent.push_back(ends[1]);
+      lent.push_back(memory_file(input));
+      started.processes.push_back({r, spawn(r, ends[1], lent.back())});
+      close_all(lent);
+    }
+  } catch (const Error&) {
+    for (const RankProcess& p : started.processes) ::kill(p.pid, SIGKILL), ::waitpid(p.pid, nullptr, 0);
+    close_all(lent), close_all(sockets);
+    throw;
   }
   started.channel = std::make_unique<HostChannel>(0, world, std::move(sockets));
   return started;

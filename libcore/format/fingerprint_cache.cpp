@@ -77,7 +77,7 @@ std::optional<Fingerprint> cached_fingerprint(const Checkpoint& checkpoint, Fing
       out.families.push_back(
           {family.at("name"), family.at("tensors"), family.at("bytes"), family.at("digest").get<std::string>()});
     return out;
-  } catch (const Json::exception&) {
+  } catch (const std::exception&) {  // of the JSON, or of a file that cannot be read
     return {};
   }
 }

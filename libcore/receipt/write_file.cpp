@@ -11,9 +11,16 @@
 #include "libcore/receipt/writable.h"
 
 namespace fnx {
-namespace {
 
 namespace fs = std::filesystem;
+
+bool written_in_place(const fs::path& file) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(file, ignored);
+  return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
+}
+
+namespace {
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what, int error) {
   throw Error(ErrorKind::Output, file.string() + ": " + what + ": " + std::strerror(error));
@@ -33,10 +40,10 @@ int write_and_close(int fd, std::string_view bytes) {
   return error;
 }
 
-// A link is followed, so that the file it names is replaced and the link stays.
+// A link is followed, so that the file it names is replaced and the link stays; /dev/stdout links to no path.
 fs::path target_of(const fs::path& file) {
   std::error_code ignored;
-  return fs::is_symlink(file, ignored) ? fs::weakly_canonical(file, ignored) : file;
+  return fs::is_symlink(file, ignored) && !written_in_place(file) ? fs::weakly_canonical(file, ignored) : file;
 }
 
 // `mode` is that of a new file, less the umask.
@@ -44,9 +51,8 @@ void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
   static std::atomic<unsigned> counter{0};
   std::error_code ignored;
   const fs::path target = target_of(file);
-  const fs::file_status status = fs::status(target, ignored);
-  if (fs::is_directory(status)) fail(file, "cannot be written", EISDIR);
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
+  if (fs::is_directory(target, ignored)) fail(file, "cannot be written", EISDIR);
+  if (written_in_place(target)) {
     const int fd = ::open(target.c_str(), O_WRONLY | O_CLOEXEC);
     if (fd < 0) fail(file, "cannot be written", errno);
     if (const int error = write_and_close(fd, bytes)) fail(file, "cannot be written", error);
@@ -70,11 +76,9 @@ void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
 void require_writable(const fs::path& file) {
   std::error_code ignored;
   const fs::path target = target_of(file);
-  const fs::file_status status = fs::status(target, ignored);
-  if (fs::is_directory(status)) fail(file, "cannot be written", EISDIR);
+  if (fs::is_directory(target, ignored)) fail(file, "cannot be written", EISDIR);
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-  const bool in_place = fs::exists(status) && !fs::is_regular_file(status);
-  if (::access((in_place ? target : folder).c_str(), W_OK) != 0) fail(file, "cannot be written", errno);
+  if (::access((written_in_place(target) ? target : folder).c_str(), W_OK) != 0) fail(file, "cannot be written", errno);
 }
 
 void write_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0666); }

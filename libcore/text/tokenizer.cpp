@@ -122,10 +122,10 @@ bool is_ascii(std::string_view text) {
 }  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
-  const auto file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  std::error_code error;
+  const auto file = std::filesystem::is_directory(path, error) ? path / "tokenizer.json" : path;
   std::ifstream in(file, std::ios::binary);
   std::string text;
-  std::error_code error;
   const auto bytes = std::filesystem::file_size(file, error);
   if (!error && in) {
     text.resize(bytes);

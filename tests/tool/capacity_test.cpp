@@ -101,6 +101,9 @@ TEST_CASE("capacity: contexts, points and gates that cannot be are refused") {
   CHECK(capacity(kTiny, {"--tokens", "400", "--points", "500"}).exit_code == 2);
   CHECK(capacity(kTiny, {"--tokens", "400", "--needles", "500"}).exit_code == 2);
   CHECK(capacity("synth:tiny,layers=4,experts=8", {"--tokens", "150", "--gate", "recall>=1"}).exit_code == 2);
+  const RunResult many = run_command({tool_path("fnx-capacity"), "--model", kTiny, "--sequences", "4097"});
+  CHECK(many.exit_code == 2);
+  CHECK(many.err.find("4096") != std::string::npos);
 }
 
 TEST_CASE("capacity: a plan that does not fit is refused with its numbers and the option that helps") {

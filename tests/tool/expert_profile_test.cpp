@@ -166,6 +166,7 @@ TEST_CASE("expert_profile tool: merge, decay, diff, show, warm-plan and export a
   refused(profile_tool({"decay", out}), 2, "--output");
 
   CHECK(profile_tool({"diff", fa, fa}).exit_code == 0);
+  CHECK(profile_tool({"diff", fa, fa, "--lines", "4,8"}).exit_code == 2);
   const Json diff = result_of(profile_tool({"diff", fa, fb, "--lines", "4"}), 1)["rows"];
   CHECK(diff[1]["common_hottest"] == 0);
   CHECK(diff[1]["distance_ratio"].get<double>() == doctest::Approx(16.0 / 28));

@@ -102,6 +102,11 @@ TEST_CASE("fingerprint: ignores a damaged cache and does without a writable one"
   const Json again = read_receipt(place.run(), kTool);
   CHECK(again["result"]["digest"] == digest);
   CHECK(again["subjects"][0]["fingerprint"]["origin"] == "computed");
+  for (const auto& entry : fs::directory_iterator(place.dir / "cache/fnx")) {
+    fs::remove(entry.path());
+    fs::create_directory(entry.path());
+  }
+  CHECK(place.digest() == digest);
   place.env = {"XDG_CACHE_HOME=/dev/null"};
   CHECK(place.digest() == digest);
 }

@@ -87,6 +87,7 @@ TEST_CASE("frame: names the closest option and still writes a receipt when an op
   CHECK(probe({"--zzzzzzzzzzzzzz=4"}).err ==
         "fnx-frame-probe: error: unknown option --zzzzzzzzzzzzzz; --help lists the options\n");
   CHECK(probe({"stray"}).err == "fnx-frame-probe: error: unexpected argument 'stray'; --help shows the usage\n");
+  CHECK(probe({"--", "--fast"}).err == "fnx-frame-probe: error: unexpected argument '--'; --help shows the usage\n");
   const RunResult no_path = probe({"--receipt"});
   CHECK(no_path.exit_code == 2);
   CHECK(lines(no_path.err) == 1);
@@ -135,8 +136,17 @@ TEST_CASE("frame: a value that a validator refuses is a usage error with a recei
 }
 
 TEST_CASE("frame: refuses numbers that the parser takes and no option means, in one short line") {
-  const std::pair<const char*, const char*> odd[] = {{"--ratio", "nan"},   {"--ratio", "-nan"}, {"--ratio", "inf"},
-                                                     {"--ratio", "1e999"}, {"--seed", "-1"},    {"--max-count", "-1"}};
+  const std::pair<const char*, const char*> odd[] = {{"--ratio", "nan"},
+                                                     {"--ratio", "-nan"},
+                                                     {"--ratio", "inf"},
+                                                     {"--ratio", "1e999"},
+                                                     {"--seed", "-1"},
+                                                     {"--max-count", "-1"},
+                                                     {"--seed", "18446744073709551616"},
+                                                     {"--max-count", "010"},
+                                                     {"--seed", "010"},
+                                                     {"--seed", "0x10"},
+                                                     {"--max-count", "1e3"}};
   for (const auto& [option, value] : odd) {
     CAPTURE(value);
     const RunResult run = probe({option, value});
@@ -144,6 +154,7 @@ TEST_CASE("frame: refuses numbers that the parser takes and no option means, in 
     CHECK(run.err.find(option) != std::string::npos);
     CHECK(run.err.size() < 100);
   }
+  for (const char* seed : {"0", "+7", "18446744073709551615"}) CHECK(probe({"--seed", seed}).exit_code == 0);
 }
 
 TEST_CASE("frame: replaces its own receipt of an earlier run, in both spellings of the option") {
@@ -181,9 +192,30 @@ TEST_CASE("frame: exits 6 when stdout is closed or full") {
   CHECK(pipe.err.find("code 6") != std::string::npos);
 }
 
+TEST_CASE("frame: exits 6 and leaves no part of a receipt when files may not grow") {
+  const TempDir folder;
+  const RunResult run = shell("ulimit -f 0; \"$0\" --mode pass --receipt " + (folder / "receipt.json").string());
+  CHECK(run.exit_code == 6);
+  CHECK(run.err.find("File too large") != std::string::npos);
+  CHECK(fs::is_empty(folder.path()));
+}
+
 TEST_CASE("frame: writes in place when the receipt is a device or pipe") {
   CHECK(shell("\"$0\" --mode pass --receipt /dev/null").exit_code == 0);
   CHECK(fs::is_character_file("/dev/null"));
+}
+
+TEST_CASE("frame: writes the receipt once when it goes through a pipe, with a name or without") {
+  const TempDir folder;
+  const std::string pipe = (folder / "pipe").string();
+  const RunResult named = shell("mkfifo " + pipe + "; cat " + pipe + " & timeout 20 \"$0\" --mode gate --receipt " +
+                                pipe + "; echo \"code $?\" >&2; wait");
+  CHECK(named.err == "code 1\n");
+  CHECK(Json::parse(named.out)["run"]["outcome"] == "failed");
+  const RunResult nameless = shell("\"$0\" -q --mode pass --receipt /dev/stderr");
+  CHECK(nameless.exit_code == 0);
+  CHECK(nameless.out == "done\n");
+  CHECK(Json::parse(nameless.err)["run"]["outcome"] == "passed");
 }
 
 TEST_CASE("frame: records requested values, defaults and the environment defaults used") {

@@ -240,6 +240,19 @@ TEST_CASE("generate: prompts that cannot run are refused with their numbers") {
     refused(generate({option, folder.path().string()}), 3, {"it is a folder"});
 }
 
+TEST_CASE("generate: a prompt that cannot be read to its end is refused, whatever the number of ranks") {
+  for (const char* option : {"--prompt-file", "--jsonl"}) {
+    refused(generate({option, std::string(300, 'x')}), 3, {"cannot read xxx"});        // longer than a name may be
+    refused(generate({option, "/proc/self/mem"}), 3, {"cannot read /proc/self/mem"});  // reading its start fails
+    for (const char* ranks : {"1", "2"}) {
+      CAPTURE(ranks);
+      const std::string line = fmt::format("exec \"$0\" --model {} {} - --tp {} < /", kTiny.string(), option, ranks);
+      refused(run_command({"/bin/sh", "-c", line, tool_path("fnx-generate")}), 3, {"cannot read stdin"});
+    }
+  }
+  refused(generate({"--prompt", "a\xff", "--tp", "2"}), 3, {"--prompt", "not UTF-8"});
+}
+
 TEST_CASE("generate: an answer is cut where the context ends") {
   const TempDir folder;
   fs::copy(kTiny, folder / "pack");
@@ -270,6 +283,10 @@ TEST_CASE("generate: unknown flags, values out of range, cuda without a GPU and 
   refused(generate({"--prompt", "a", "--tp", "65"}), 2, {"--tp", "64"});
   refused(generate({"--prompt", "a", "--draft", "9"}), 2, {"--draft"});
   refused(generate({"--prompt", "a", "--draft", "some"}), 2, {"--draft"});
+  refused(generate({"--prompt", "a", "--draft", "0x2"}), 2, {"--draft 0x2"});
+  refused(generate({"--prompt", "a", "--kv-device-tokens", "0x10"}), 2, {"--kv-device-tokens 0x10"});
+  refused(generate({"--prompt", "a", "--expert-lines", "4,8"}), 2, {"--expert-lines 4,8"});
+  refused(generate({"--prompt-tokens", "010"}), 2, {"--prompt-tokens: 010"});
   const RunResult run = generate({"--prompt", "a", "--receipt", "/nonexistent-folder/r.json"});
   CHECK(run.exit_code == 6);
   CHECK(run.out == "");

@@ -189,6 +189,8 @@ TEST_CASE("inspect: --plan says what fits where, and fails a gate when nothing d
   CHECK(small.exit_code == 1);
   CHECK(small.out.find("hold no expert line") != std::string::npos);
   CHECK(plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "16 potatoes"}).exit_code == 2);
+  CHECK(plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--kv-device-tokens", "9223372036854775807"})
+            .exit_code == 2);
   CHECK(run_command(
             {fnx::tool_path("fnx-inspect"), "--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "1GiB"})
             .exit_code == 2);

@@ -57,6 +57,16 @@ TEST_CASE("prefill-sweep: all chunk sizes of a length agree, and receipt and CSV
   CHECK(lines.find(last["5"].get<std::string>()) != std::string::npos);
 }
 
+TEST_CASE("prefill-sweep: no CSV is left beside a receipt that goes to a device") {
+  const TempDir folder;
+  std::filesystem::create_symlink("/dev/null", folder / "receipt.json");
+  const std::string receipt = (folder / "receipt.json").string();
+  const RunResult run =
+      tool("fnx-prefill-sweep", {"--lengths", "4", "--chunk-rows", "4", "--repeat", "1", "--receipt", receipt});
+  CHECK(run.exit_code == 0);
+  CHECK_FALSE(std::filesystem::exists(folder / "receipt.csv"));
+}
+
 TEST_CASE("prefill-sweep: a limit that is missed ends with exit code 1, and a dry run computes nothing") {
   const RunResult slow = tool(
       "fnx-prefill-sweep", {"--lengths", "16", "--chunk-rows", "8,16", "--repeat", "1", "--gate", "rows_per_s>=1e12"});
@@ -164,4 +174,11 @@ TEST_CASE("reuse-check: all phases equal runs without snapshots, and damaged fil
   CHECK(named(receipt["gates"], "file/refused")["observed"] == 3);
   CHECK(receipt["evidence"]["reused_tokens"] == 2 * (69 + 69 + 35));
   CHECK(receipt["result"]["phases"][0]["histories"] == receipt["result"]["phases"][1]["histories"]);
+}
+
+TEST_CASE("reuse-check: says which folder it lacks when there is none for its file") {
+  const RunResult run = run_command({tool_path("fnx-reuse-check"), "--model", kModel, "--history", "8"}, "",
+                                    {"TMPDIR=/nonexistent-folder"});
+  CHECK(run.exit_code == 6);
+  CHECK(run.err.starts_with("fnx-reuse-check: error: TMPDIR"));
 }

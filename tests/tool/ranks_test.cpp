@@ -391,3 +391,19 @@ TEST_CASE("ranks: another number of processes than --tp and variables that name 
   CHECK(nowhere.exit_code == 2);
   CHECK(nowhere.err.find("MASTER_ADDR") != std::string::npos);
 }
+
+TEST_CASE("ranks: a host that does not start them all refuses, with a receipt") {
+  const std::string line = "ulimit -n 8; exec \"$0\" --model " + kTiny + " --backend cpu --prompt a --tp 8";
+  const RunResult run = run_command({"/bin/sh", "-c", line, tool_path("fnx-generate")});
+  CHECK(run.exit_code == 4);
+  CHECK(run.err.starts_with("fnx-generate: error: starting ranks"));
+  CHECK(run.err.ends_with("lower --tp\n"));
+  CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+  CHECK(read_receipt(run, "fnx-generate")["run"]["exit_code"] == 4);
+}
+
+TEST_CASE("tp-parity: more sequences than a round may have are refused before they are made up") {
+  const RunResult run = parity({"--sequences", "4097"});
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("--sequences 4097: give 1 to 4096") != std::string::npos);
+}

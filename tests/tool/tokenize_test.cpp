@@ -89,6 +89,15 @@ TEST_CASE("fnx-tokenize: exits 3 with line and offset when input is wrong, with 
   }
 }
 
+TEST_CASE("fnx-tokenize: exits 3 when stdin cannot be read to its end, or the folder not at all") {
+  const std::string line = "exec \"$0\" --model " + kModel + " < /";
+  const RunResult run = run_command({"/bin/sh", "-c", line, tool_path("fnx-tokenize")});
+  CHECK(run.exit_code == 3);
+  CHECK(run.err == "fnx-tokenize: error: cannot read stdin\n");
+  const std::string too_long(300, 'x');
+  CHECK(run_command({tool_path("fnx-tokenize"), "--model", too_long}, "a\n").exit_code == 3);
+}
+
 TEST_CASE("fnx-tokenize: exits 2 when flags exclude each other or no model is named") {
   CHECK(tokenize({"--decode", "--chat"}, "").exit_code == 2);
   CHECK(tokenize({"--decode", "--no-special"}, "").exit_code == 2);

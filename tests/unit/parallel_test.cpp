@@ -2,10 +2,15 @@
 
 #include <doctest/doctest.h>
 
+#include <pthread.h>
+
 #include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "kernels/cpu/threads.h"
+#include "kernels/error.h"
 
 using namespace fnx;
 
@@ -29,4 +34,25 @@ TEST_CASE("parallel: of pieces that fail the lowest is named, however late it fa
     }
     CHECK(what == std::to_string(lowest));
   }
+}
+
+TEST_CASE("parallel: threads that the system does not start are done without, or refused with the way out") {
+  pthread_attr_t usual, endless;
+  REQUIRE(pthread_getattr_default_np(&usual) == 0);
+  REQUIRE(pthread_attr_init(&endless) == 0);
+  REQUIRE(pthread_attr_setstacksize(&endless, size_t{1} << 47) == 0);  // more than there are addresses
+  REQUIRE(pthread_setattr_default_np(&endless) == 0);
+  std::vector<int> runs(100);
+  in_parallel(8, runs.size(), [&](size_t i) { ++runs[i]; });
+  CHECK(runs == std::vector<int>(100, 1));
+  std::string refusal;
+  try {
+    cpu::ThreadPool pool(4);
+  } catch (const Error& e) {
+    CHECK(e.kind() == ErrorKind::Unsupported);
+    refusal = e.what();
+  }
+  CHECK(refusal.starts_with("4 threads cannot be started"));
+  CHECK(refusal.ends_with("lower --threads"));
+  pthread_setattr_default_np(&usual);
 }

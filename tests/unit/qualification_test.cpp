@@ -29,5 +29,8 @@ TEST_CASE("qualification: holds for the architecture that was written, and names
     std::ofstream(file) << text;
     CHECK(!qualification_problem("sm_90").empty());
   }
+  std::filesystem::remove(file);
+  std::filesystem::create_directory(file);
+  CHECK(!qualification_problem("sm_90").empty());
   unsetenv("XDG_DATA_HOME");
 }
