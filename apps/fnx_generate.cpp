@@ -6,11 +6,11 @@
 
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/outputs.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/cli/routing_options.h"
 #include "libcore/engine/scheduler.h"
 #include "libcore/format/safetensors_writer.h"
-#include "libcore/receipt/writable.h"
 #include "libcore/text/stream_decoder.h"
 
 using namespace fnx;
@@ -149,7 +149,7 @@ void generate(const Options& o, ToolRun& run) {
   std::vector<Request> requests = make_requests(o, prompts, model.config, stops);
   if (o.reuse && (o.mtp_logits || o.logits_rows == "all"))
     throw Error(ErrorKind::Usage, "--reuse leaves rows out: it goes with neither --mtp-logits nor --logits-rows all");
-  if (!o.logits_file.empty()) require_writable(o.logits_file);
+  require_outputs(run, {{"--logits", o.logits_file}, {"--trace-experts", o.routing.trace_file}});
   if (o.reuse) plan_reuse(requests, kLeastReuse);
   if (o.mtp_logits && !has_draft_head(*model.source, model.config))
     throw Error(ErrorKind::Unsupported, "--mtp-logits: this checkpoint has no draft head");

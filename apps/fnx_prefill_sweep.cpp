@@ -9,6 +9,7 @@
 #include "kernels/error.h"
 #include "libcore/cli/gates.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/outputs.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/cli/routing_options.h"
 #include "libcore/engine/workload.h"
@@ -103,6 +104,9 @@ class Sweep {
       for (const char* figure : {"/rows_per_s", "/ttft_ns", "/link_share"}) names.push_back(c.name() + figure);
     limits_ = parse_gates(o_.gates, names);
     run_.receipt().set_effective("cells", cells_.size(), "flag");
+    if (const std::filesystem::path receipt = run_.receipt_path(); !receipt.empty() && !written_in_place(receipt))
+      csv_file_ = std::filesystem::path(receipt).replace_extension("csv").string();
+    require_outputs(run_, {{"the CSV beside it", csv_file_}, {"--trace-experts", o_.routing.trace_file}});
   }
 
   void print_plan() {
@@ -139,8 +143,7 @@ class Sweep {
     judge_gates(limits_, figures_, run_.receipt());
     const std::string csv = csv_of(results_);
     if (o_.format == "csv") run_.print(csv);
-    if (const std::filesystem::path receipt = run_.receipt_path(); !receipt.empty() && !written_in_place(receipt))
-      write_file_atomic(std::filesystem::path(receipt).replace_extension("csv"), csv);
+    if (!csv_file_.empty()) write_file_atomic(csv_file_, csv);
   }
 
  private:
@@ -269,6 +272,7 @@ class Sweep {
   std::optional<RoutingRecord> routing_;
   std::optional<Weights> weights_;
   std::vector<Cell> cells_;
+  std::string csv_file_;  // empty: the receipt has no name to put it beside
   std::vector<GateLimit> limits_;
   std::vector<std::pair<Cell, std::vector<Sample>>> results_;
   std::vector<LinkUse> links_;  // of each result's last run

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/error.h"
 #include "libcore/base/path_text.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/cli/rows.h"
@@ -53,7 +54,13 @@ void run_plan(const PlanOptions& o, const std::string& model, const std::string&
   }
   require_context(config, o.context, "--context");
   PlanInput in;
-  in.vram_bytes = parse_size(o.vram), in.ram_bytes = parse_size(o.ram), in.reserve_bytes = parse_size(o.reserve);
+  const auto size = [](const char* option, const std::string& text) {
+    const uint64_t bytes = parse_size(text);
+    if (bytes >> 60 != 0) throw Error(ErrorKind::Usage, fmt::format("{} {}: give less than 1024 PiB", option, text));
+    return bytes;
+  };
+  in.vram_bytes = size("--vram", o.vram), in.ram_bytes = size("--ram", o.ram);
+  in.reserve_bytes = size("--reserve", o.reserve);
   in.state.slots = o.parallel, in.state.tokens = o.parallel * o.context, in.state.max_tokens = o.context;
   in.state.kv_dtype = DType::BF16, in.state.draft_head = config.mtp_layers > 0;
   in.state.device_tokens = o.kv_device_tokens;

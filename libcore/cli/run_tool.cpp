@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
 #include <new>
 
 #include "kernels/error.h"
@@ -166,10 +167,18 @@ ReceiptTarget receipt_target(const std::vector<std::string>& argv, const std::st
   return {file, true, false};
 }
 
-// The argument that names the same file as the receipt, which writing the receipt would destroy; empty if none does.
-std::string overwritten_input(const std::vector<std::string>& argv, const std::string& receipt) {
+bool is_receipt(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::string head(256, '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  return in.gcount() == 0 || head.find("\"fnx.receipt\"") != std::string::npos;
+}
+
+// What writing the receipt would destroy: a file that is no receipt, or is an argument too; empty if nothing.
+std::string overwritten_file(const std::vector<std::string>& argv, const std::string& receipt) {
   std::error_code error;
   if (receipt.empty() || !std::filesystem::is_regular_file(receipt, error)) return "";
+  if (!is_receipt(receipt)) return receipt + ", which is no receipt";
   for (size_t i = 1; i < argv.size(); ++i) {
     if (argv[i] == "--receipt") {
       ++i;  // its own value
@@ -178,7 +187,8 @@ std::string overwritten_input(const std::vector<std::string>& argv, const std::s
     if (argv[i].starts_with("--receipt=")) continue;
     const size_t value = argv[i].starts_with('-') ? argv[i].find('=') + 1 : 0;
     const std::string path = argv[i].substr(value);
-    if (!path.empty() && std::filesystem::equivalent(path, receipt, error)) return path;
+    if (!path.empty() && std::filesystem::equivalent(path, receipt, error))
+      return path + ", which the command line names";
   }
   return "";
 }
@@ -326,8 +336,8 @@ int run_tool(int argc, char** argv, const ToolInfo& info, const std::function<vo
     console.error(usage.code != 0 ? usage.error : "--receipt needs a path or -");
     return static_cast<int>(ErrorKind::Usage);
   }
-  if (const std::string input = overwritten_input(words, target.path); !input.empty()) {
-    console.error("the receipt would overwrite " + input + ", which the command line names; give another --receipt");
+  if (const std::string file = overwritten_file(words, target.path); !file.empty()) {
+    console.error("the receipt would overwrite " + file + "; give another --receipt");
     return static_cast<int>(ErrorKind::Usage);
   }
   RankPlace place;

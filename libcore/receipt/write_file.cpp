@@ -46,9 +46,22 @@ fs::path target_of(const fs::path& file) {
   return fs::is_symlink(file, ignored) && !written_in_place(file) ? fs::weakly_canonical(file, ignored) : file;
 }
 
-// `mode` is that of a new file, less the umask.
-void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
+struct Temporary {
+  fs::path path;
+  int fd;
+};
+
+// Beside the target; `mode` is that of a new file, less the umask.
+Temporary open_temporary(const fs::path& file, const fs::path& target, mode_t mode) {
   static std::atomic<unsigned> counter{0};
+  const fs::path path = target.parent_path() / ("." + target.filename().string() + "." + std::to_string(::getpid()) +
+                                                "." + std::to_string(counter++) + ".tmp");
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  if (fd < 0) fail(file, "cannot be written", errno);
+  return {path, fd};
+}
+
+void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
   std::error_code ignored;
   const fs::path target = target_of(file);
   if (fs::is_directory(target, ignored)) fail(file, "cannot be written", EISDIR);
@@ -58,11 +71,7 @@ void write_atomic(const fs::path& file, std::string_view bytes, mode_t mode) {
     if (const int error = write_and_close(fd, bytes)) fail(file, "cannot be written", error);
     return;
   }
-  const fs::path temporary =
-      target.parent_path() /
-      ("." + target.filename().string() + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".tmp");
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-  if (fd < 0) fail(file, "cannot be written", errno);
+  const auto [temporary, fd] = open_temporary(file, target, mode);
   int error = write_and_close(fd, bytes);
   if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) error = errno;
   if (error != 0) {
@@ -77,8 +86,13 @@ void require_writable(const fs::path& file) {
   std::error_code ignored;
   const fs::path target = target_of(file);
   if (fs::is_directory(target, ignored)) fail(file, "cannot be written", EISDIR);
-  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-  if (::access((written_in_place(target) ? target : folder).c_str(), W_OK) != 0) fail(file, "cannot be written", errno);
+  if (written_in_place(target)) {
+    if (::access(target.c_str(), W_OK) != 0) fail(file, "cannot be written", errno);
+    return;
+  }
+  const auto [temporary, fd] = open_temporary(file, target, 0600);
+  ::close(fd);
+  ::unlink(temporary.c_str());
 }
 
 void write_file_atomic(const fs::path& file, std::string_view bytes) { write_atomic(file, bytes, 0666); }

@@ -126,6 +126,19 @@ TEST_CASE("frame: refuses to overwrite a file when the command line names it as 
   CHECK(read_json(file) == Json::object());
 }
 
+TEST_CASE("frame: overwrites receipts and empty files, and refuses a file that is something else") {
+  const TempDir folder;
+  const fs::path file = folder / "config.json";
+  std::ofstream(file) << "{\"hidden_size\": 64}";
+  const RunResult run = probe({"--mode", "pass", "--receipt", file.string()});
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("would overwrite " + file.string() + ", which is no receipt") != std::string::npos);
+  CHECK(read_json(file)["hidden_size"] == 64);
+  std::ofstream(file).close();
+  for (int i = 0; i < 2; ++i) CHECK(probe({"--mode", "pass", "--receipt", file.string()}).exit_code == 0);
+  CHECK(read_json(file)["run"]["exit_code"] == 0);
+}
+
 TEST_CASE("frame: a value that a validator refuses is a usage error with a receipt") {
   const RunResult run = probe({"--max-count", "-3"});
   CHECK(run.exit_code == 2);

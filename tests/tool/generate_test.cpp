@@ -297,7 +297,16 @@ TEST_CASE("generate: a place where a file cannot be written is refused before th
   for (const char* option : {"--logits", "--trace-experts"}) {
     refused(generate({"--prompt", "a", option, (folder / "none" / "file").string()}), 6, {"No such file"});
     refused(generate({"--prompt", "a", option, folder.path().string()}), 6, {"Is a directory"});
+    refused(generate({"--prompt", "a", option, (folder / std::string(300, 'a')).string()}), 6, {"File name too long"});
+    const fs::path own = folder / option;
+    fs::create_directory(own);
+    const std::string receipt = (own / ".." / option / "one").string(), same = (own / "one").string();
+    const RunResult run = generate({"--prompt", "a", option, same, "--receipt", receipt});
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find(std::string(option) + " would replace the receipt") != std::string::npos);
   }
+  refused(generate({"--prompt", "a", "--logits", (folder / "x").string(), "--trace-experts", (folder / "x").string()}),
+          2, {"--trace-experts would replace --logits"});
 }
 
 TEST_CASE("generate: a device memory limit that is too small is refused with the largest term and its way out") {

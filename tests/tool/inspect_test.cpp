@@ -189,6 +189,8 @@ TEST_CASE("inspect: --plan says what fits where, and fails a gate when nothing d
   CHECK(small.exit_code == 1);
   CHECK(small.out.find("hold no expert line") != std::string::npos);
   CHECK(plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--vram", "16 potatoes"}).exit_code == 2);
+  for (const char* option : {"--vram", "--ram", "--reserve"})
+    CHECK(plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", option, "18446744073709551615"}).exit_code == 2);
   CHECK(plan({"--model", FNX_SOURCE_DIR "/fixtures/flashnext-tiny", "--kv-device-tokens", "9223372036854775807"})
             .exit_code == 2);
   CHECK(run_command(

@@ -57,6 +57,13 @@ TEST_CASE("prefill-sweep: all chunk sizes of a length agree, and receipt and CSV
   CHECK(lines.find(last["5"].get<std::string>()) != std::string::npos);
 }
 
+TEST_CASE("prefill-sweep: a receipt that has the CSV's name is refused") {
+  const TempDir folder;
+  const RunResult run = tool("fnx-prefill-sweep", {"--lengths", "4", "--receipt", (folder / "sweep.csv").string()});
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("the CSV beside it would replace the receipt") != std::string::npos);
+}
+
 TEST_CASE("prefill-sweep: no CSV is left beside a receipt that goes to a device") {
   const TempDir folder;
   std::filesystem::create_symlink("/dev/null", folder / "receipt.json");
