@@ -34,7 +34,7 @@ struct Options {
     model.add_pages(app);
     model.add_graphs(app);
     app.add_option("--sequences", sequences, "Sequences that are held at once")
-        ->check(CLI::Range(1, 4096))
+        ->check(CLI::Range(1, kMostSequences))
         ->capture_default_str();
     add_count(app, "--tokens", tokens, "Tokens of each");
     app.add_option("--points", points,

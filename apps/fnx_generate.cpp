@@ -6,6 +6,7 @@
 
 #include "kernels/error.h"
 #include "libcore/cli/model_options.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/outputs.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/cli/routing_options.h"
@@ -55,7 +56,7 @@ struct Options {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     app.add_option("--parallel", parallel, "Sequences that run at once")
-        ->check(CLI::Range(1, 4096))
+        ->check(CLI::Range(1, kMostSequences))
         ->capture_default_str();
     app.add_option("--kv-dtype", kv_dtype, "How keys and values are stored; auto: bf16 on a GPU, else fp32")
         ->check(CLI::IsMember({"auto", "fp32", "bf16"}))

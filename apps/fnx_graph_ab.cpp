@@ -84,7 +84,8 @@ class GraphAb {
     for (const bool decode : {true, false}) {
       if (o_.cells.find(decode ? "decode" : "prefill") == std::string::npos) continue;
       for (const int64_t c : parse_list(o_.sequences)) {
-        if (c < 1 || c > 4096) throw Error(ErrorKind::Usage, fmt::format("--sequences: {}: give 1 to 4096", c));
+        if (c < 1 || c > kMostSequences)
+          throw Error(ErrorKind::Usage, fmt::format("--sequences: {}: give 1 to {}", c, kMostSequences));
         cells_.push_back({decode, c});
       }
     }

@@ -87,8 +87,8 @@ class TpParity {
     require_context(model_.config, o_.context + o_.rounds, "--context or --rounds");
     for (const bool seeded : {false, true})
       for (const int64_t n : parse_list(o_.sequences)) {
-        if (n < 1 || n > 4096)
-          throw Error(ErrorKind::Usage, fmt::format("--sequences {}: give 1 to 4096", o_.sequences));
+        if (n < 1 || n > kMostSequences)
+          throw Error(ErrorKind::Usage, fmt::format("--sequences {}: give 1 to {}", o_.sequences, kMostSequences));
         if (o_.modes.find(seeded ? "seeded" : "greedy") != std::string::npos) cells_.push_back({seeded, n});
       }
   }

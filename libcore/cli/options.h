@@ -24,6 +24,8 @@ Json requested_block(const CLI::App& app);
 // argv with paths reduced, the seed and the environment variables that gave a default.
 Json invocation_block(const CLI::App& app, const std::vector<std::string>& argv, bool receipt_dir_used);
 
+inline constexpr int kMostSequences = 4096;  // that a tool holds at once
+
 // Options that several tools have: a count from 1 on; pairs of runs of two arms.
 void add_count(CLI::App& app, const char* name, int64_t& value, const char* what);
 void add_pairs(CLI::App& app, int& pairs);

@@ -7,6 +7,7 @@
 
 #include "kernels/error.h"
 #include "libcore/base/path_text.h"
+#include "libcore/cli/options.h"
 #include "libcore/cli/prompts.h"
 #include "libcore/cli/rows.h"
 #include "libcore/engine/floor.h"
@@ -24,7 +25,9 @@ void PlanOptions::add(CLI::App& app) {
       ->needs(flag)
       ->type_name("SIZE");
   app.add_option("--context", context, "Tokens of a sequence")->needs(flag)->check(CLI::Range(1, 1 << 24));
-  app.add_option("--parallel", parallel, "Sequences that run at once")->needs(flag)->check(CLI::Range(1, 4096));
+  app.add_option("--parallel", parallel, "Sequences that run at once")
+      ->needs(flag)
+      ->check(CLI::Range(1, kMostSequences));
   app.add_option("--kv-device-tokens", kv_device_tokens,
                  "Tokens of all sequences whose keys and values stay on the device; 0: all")
       ->needs(flag)

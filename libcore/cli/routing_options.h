@@ -21,7 +21,8 @@ struct RoutingOptions {
 class RoutingRecord {
  public:
   // Loads the profile, so that one that does not match ends the run before it starts. `checkpoint` is the digest of its
-  // fingerprint. Every rank has a profile of its own; they see the same routing, and rank 0 traces it.
+  // fingerprint; the tool has seen that the trace's file can be written. Every rank has a profile of its own; they see
+  // the same routing, and rank 0 traces it.
   RoutingRecord(const RoutingOptions& options, const TensorSource& source, const ModelConfig& config,
                 const std::string& checkpoint, const Shard& shard = {});
 
