@@ -350,9 +350,8 @@ void add_gdn(KernelList& list) {
        {"gdn_norm_kernel", 128, 64, 0, 0, 0}},
       "key and value dims 128, value heads a multiple of key heads, 2 to 8 taps, any lanes and rows",
       "convolution: a warp a head of a row or of eight; recurrence: blocks by 32 value columns of a head, or by 16 of "
-      "the "
-      "heads of a key head, and by lane, and by 128 channels of the state; one row a lane: both in blocks by 32 value "
-      "columns of a head and by lane; norm: a warp a head of a row",
+      "up to three heads of a key head, and by lane, and by 128 channels of the state; one row a lane: both in blocks "
+      "by 32 value columns of a head and by lane; norm: a warp a head of a row",
       {{"qkv", "F32", "[rows, (2 key_heads + value_heads) * 128]", 16, "read"},
        {"z", "F32", "[rows, value_heads * 128]", 16, "read"},
        {"b", "F32", "[rows, value_heads]", 4, "read"},

@@ -313,14 +313,23 @@ __global__ void __launch_bounds__(128) gdn_recurrence_kernel(GdnParams p) {
     keep_rows(p, blockIdx.y, x - chunks);
 }
 
-// The same for prompts without tried rows: blocks of 16 value columns of a head.
-__global__ void __launch_bounds__(128) gdn_prompt_kernel(GdnParams p) {
+// The same for prompts without tried rows: blocks of 16 value columns of Heads value heads of a key head.
+template <int Heads>
+__global__ void __launch_bounds__(128, 2) gdn_prompt_kernel(GdnParams p) {
   constexpr int kChunks = kDim / gdn_prompt::kColumns;
-  const int blocks = static_cast<int>(p.value_heads) * kChunks, x = blockIdx.x;
+  const int blocks = static_cast<int>(p.value_heads) / Heads * kChunks, x = blockIdx.x;
   if (x < blocks)
-    gdn_prompt::recur(p, blockIdx.y, x / kChunks, x % kChunks);
+    gdn_prompt::recur<Heads>(p, blockIdx.y, x / kChunks * Heads, x % kChunks);
   else
     keep_rows(p, blockIdx.y, x - blocks);
+}
+
+// Blocks do not start early, for then they would crowd on the multiprocessors that are free first.
+template <int Heads>
+void launch_prompt(const GdnParams& p, unsigned kept, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(p.value_heads / Heads * (kDim / gdn_prompt::kColumns));
+  launch("gdn_recurrence", gdn_prompt_kernel<Heads>, dim3(blocks + kept, static_cast<unsigned>(p.lanes.count)), 128, 0,
+         false, stream, p);
 }
 
 // One warp a head of a row. Blocks beyond, where a launch has them, keep the convolution's rows of lane blockIdx.y.
@@ -381,11 +390,15 @@ void gdn_recurrence(const GdnParams& p, cudaStream_t stream) {
   if (p.lanes.count == 0) return;
   const auto lanes = static_cast<unsigned>(p.lanes.count), heads = static_cast<unsigned>(p.value_heads);
   const auto kept = static_cast<unsigned>(2 * p.key_heads + p.value_heads);  // blocks that keep rows
-  constexpr unsigned kPromptChunks = kDim / gdn_prompt::kColumns;
-  if (p.lanes.trials == nullptr && p.rows >= kPromptRows * p.lanes.count)
-    launch("gdn_recurrence", gdn_prompt_kernel, dim3(heads * kPromptChunks + kept, lanes), 128, 0, stream, p);
-  else
+  const int64_t group = p.value_heads / p.key_heads;
+  if (p.lanes.trials != nullptr || p.rows < kPromptRows * p.lanes.count)
     launch("gdn_recurrence", gdn_recurrence_kernel, dim3(heads * kHeadChunks + kept, lanes), 128, 0, stream, p);
+  else if (group % 3 == 0)
+    launch_prompt<3>(p, kept, stream);
+  else if (group % 2 == 0)
+    launch_prompt<2>(p, kept, stream);
+  else
+    launch_prompt<1>(p, kept, stream);
 }
 
 void gdn_norm(const GdnParams& p, cudaStream_t stream) {

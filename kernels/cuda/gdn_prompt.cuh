@@ -6,132 +6,172 @@
 
 namespace fnx::cuda::gdn_prompt {
 
-inline constexpr int kDim = 128, kColumns = 16;  // value columns of a block, four a warp
-inline constexpr int kTokens = 8, kStages = 4;   // tokens of a stage
-inline constexpr int kPieces = kDim / 4;
+inline constexpr int kDim = 128, kColumns = 16;  // value columns of a block in each of its heads, four a warp
+inline constexpr int kTokens = 6, kStages = 4;   // tokens of a stage: a multiple of the three that a step sees
+inline constexpr int kCopyAt = 2;                // token beside which a later stage is asked for
+inline constexpr int kPieces = kDim / 4, kValuePieces = kColumns / 4;
 
 // What a stage's tokens bring to a block. Keys and queries lie in pieces of four so that piece 8 e + i is the e-th of
 // lane i, which has keys 8 i .. 8 i + 7 and 64 + 8 i .. 64 + 8 i + 7.
+template <int Heads>
 struct Stage {
   float4 keys[kTokens][kPieces], queries[kTokens][kPieces];
-  float values[kTokens][kColumns];
-  float2 gates[kTokens];
+  float values[kTokens][Heads][kColumns];
+  float2 gates[kTokens][Heads];
 };
 
+template <int Heads>
 struct Token {
   float4 k[4], q[4];
-  float v;
-  float2 gates;
+  float v[Heads];
+  float2 gates[Heads];
 };
 
-// Lane 4 i + j of a warp holds the 16 keys of i of column j.
+// One column of each of Heads value heads of a key head, from `head` on. Lane 4 i + j of a warp holds the 16 keys of i
+// of column j.
+template <int Heads>
 __device__ __forceinline__ void recur(const GdnParams& p, int lane_index, int head, int chunk) {
-  __shared__ __align__(16) Stage stages[kStages];
+  __shared__ __align__(16) Stage<Heads> stages[kStages];
   const int4 l = reinterpret_cast<const int4*>(p.lanes.table)[lane_index];
   const int tid = threadIdx.x, lane = tid % 32, i = lane / 4, at = tid / 32 * 4 + lane % 4;
-  const int64_t channels = (2 * p.key_heads + p.value_heads) * kDim;
-  const int64_t key_head = head / (p.value_heads / p.key_heads);
-  const auto key_of = [&](int n) { return (n / 8) * 64 + 8 * i + n % 8; };
-  float* state = p.delta + (int64_t{l.x} * p.value_heads + head) * kDim * kDim + chunk * kColumns + at;
-  float s[16];
+  const int key_heads = static_cast<int>(p.key_heads), value_heads = static_cast<int>(p.value_heads);
+  const int channels = (2 * key_heads + value_heads) * kDim, key_head = head / (value_heads / key_heads);
+  float* state = p.delta + (int64_t{l.x} * value_heads + head) * kDim * kDim + i * 8 * kDim + chunk * kColumns + at;
+  const auto state_of = [&](int c, int n) -> float& { return state[(c * kDim + n / 8 * 64 + n % 8) * kDim]; };
+  float s[Heads][16];
 #pragma unroll
-  for (int n = 0; n < 16; ++n) s[n] = state[key_of(n) * kDim];
+  for (int c = 0; c < Heads; ++c)
+#pragma unroll
+    for (int n = 0; n < 16; ++n) s[c][n] = state_of(c, n);
 
-  // This thread copies one piece of queries or keys of every second token, and may copy one of values, and a gate.
+  // This thread copies one piece of queries or keys of every second token, and may copy one of values, or a gate.
   const int piece = tid % kPieces, swapped = (piece / 16 * 2 + piece % 2) * 8 + piece % 16 / 2, odd = tid / 64;
   const bool query = tid % 64 < kPieces;
-  const float* row = p.convolved + l.y * channels;
-  const float* key_from = row + odd * channels + (query ? key_head : p.key_heads + key_head) * kDim + piece * 4;
-  const float* value_from = row + tid / 4 * channels + (2 * p.key_heads + head) * kDim + chunk * kColumns + tid % 4 * 4;
-  const float* gate_from = p.gates + ((l.y + tid - 64) * p.value_heads + head) * 2;
-  int left = l.z, to = 0;  // tokens to copy; the stage that takes the next
-  const auto copy = [&] {
-    Stage& stage = stages[to];
-    float4* keys = query ? &stage.queries[odd][swapped] : &stage.keys[odd][swapped];
+  const int value = tid % (Heads * kValuePieces), value_token = tid / (Heads * kValuePieces);
+  const int gate = (tid - 96) % Heads, gate_token = tid < 96 ? kTokens : (tid - 96) / Heads;
+  const float* row = p.convolved + int64_t{l.y} * channels;
+  const float* key_from = row + odd * channels + (query ? key_head : key_heads + key_head) * kDim + piece * 4;
+  const float* value_from = row + int64_t{value_token} * channels +
+                            (2 * key_heads + head + value / kValuePieces) * kDim + chunk * kColumns +
+                            value % kValuePieces * 4;
+  const float2* gate_from =
+      reinterpret_cast<const float2*>(p.gates) + (int64_t{l.y} + gate_token) * value_heads + head + gate;
+  const int key_step = 2 * channels, value_step = kTokens * channels, gate_step = kTokens * value_heads;
+  int key_left = l.z - odd, value_left = value_token < kTokens ? l.z - value_token : 0;
+  int gate_left = gate_token < kTokens ? l.z - gate_token : 0;
+  const auto copy = [&](int stage) {
+    Stage<Heads>& to = stages[stage];
+    float4* keys = query ? &to.queries[odd][swapped] : &to.keys[odd][swapped];
 #pragma unroll
-    for (int j = 0; j < kTokens; j += 2)
-      if (j + odd < left) copy_async16(keys + j * kPieces, key_from + j * channels);
-    if (tid < kTokens * kColumns / 4 && tid / 4 < left) copy_async16(&stage.values[tid / 4][tid % 4 * 4], value_from);
-    if (tid >= 64 && tid < 64 + kTokens && tid - 64 < left)
+    for (int j = 0; j < kTokens; j += 2, key_from += key_step)
+      if (j < key_left) copy_async16(keys + j * kPieces, key_from);
+    if (value_left > 0) copy_async16(&to.values[value_token][0][value * 4], value_from);
+    if (gate_left > 0)
       asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
-                       static_cast<uint32_t>(__cvta_generic_to_shared(&stage.gates[tid - 64]))),
+                       static_cast<uint32_t>(__cvta_generic_to_shared(&to.gates[gate_token][gate]))),
                    "l"(gate_from)
                    : "memory");
     copy_commit();
-    key_from += kTokens * channels, value_from += kTokens * channels, gate_from += kTokens * p.value_heads * 2;
-    left -= kTokens, to = to + 1 == kStages ? 0 : to + 1;
+    value_from += value_step, gate_from += gate_step;
+    key_left -= kTokens, value_left -= kTokens, gate_left -= kTokens;
   };
   wait_for_previous();  // the state is not of the previous launch, which is gdn_conv
   let_next_start();
 #pragma unroll
-  for (int stage = 0; stage + 1 < kStages; ++stage) copy();
+  for (int stage = 0; stage + 2 < kStages; ++stage) copy(stage);
 
-  const auto fetch = [&](const Stage& from, int token) {
-    Token x;
+  const auto fetch = [&](int stage, int token) {
+    const Stage<Heads>& from = stages[stage];
+    Token<Heads> x;
 #pragma unroll
     for (int e = 0; e < 4; ++e) x.k[e] = from.keys[token][e * 8 + i], x.q[e] = from.queries[token][e * 8 + i];
-    x.v = from.values[token][at], x.gates = from.gates[token];
+#pragma unroll
+    for (int c = 0; c < Heads; ++c) x.v[c] = from.values[token][c][at], x.gates[c] = from.gates[token][c];
     return x;
   };
   const auto part = [](const float4(&v)[4], int n) { return reinterpret_cast<const float*>(v)[n]; };
-  float* out = p.out + (l.y * p.value_heads + head) * kDim + chunk * kColumns + at;
-  // A token's output is summed over the lanes beside the next token's products of keys.
-  float o = 0;
-  const auto put = [&] {
-    if (i == 0) *out = o;
-    out += p.value_heads * kDim;
+  // S^T k of a token and S^T q of the one before it, to be summed over the lanes.
+  float m[Heads] = {}, o[Heads] = {};
+  const auto add_lanes = [&](int c, int width) {
+    m[c] += __shfl_xor_sync(0xFFFFFFFFu, m[c], width);
+    o[c] += __shfl_xor_sync(0xFFFFFFFFu, o[c], width);
   };
-  const auto step = [&](const Token& x, bool first) {
-    float m[2] = {0, 0}, sum[2] = {0, 0};
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        s[8 * e + n] *= x.gates.x;
-        m[e] = fmaf(s[8 * e + n], part(x.k, 8 * e + n), m[e]);
-      }
-    float d = m[0] + m[1];
-#pragma unroll
-    for (int width = 16; width >= 4; width /= 2) {
-      d += __shfl_xor_sync(0xFFFFFFFFu, d, width);
-      o += __shfl_xor_sync(0xFFFFFFFFu, o, width);
-    }
-    if (!first) put();
-    d = (x.v - d) * x.gates.y;
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& to = s[8 * e + n];
-        to = fmaf(part(x.k, 8 * e + n), d, to);
-        sum[e] = fmaf(to, part(x.q, 8 * e + n), sum[e]);
-      }
-    o = sum[0] + sum[1];
+  float* out = p.out + ((int64_t{l.y} - 2) * value_heads + head) * kDim + chunk * kColumns + at;
+  // v, but not before `after` is there: else the compiler takes all columns' sums at once.
+  const int zero = static_cast<int>(p.key_heads >> 32);
+  const auto late = [&](float v, float after) {
+    return __int_as_float(__float_as_int(v) ^ (__float_as_int(after) & zero));
   };
-  for (int first = 0, stage = 0; first < l.z; first += kTokens, stage = stage + 1 == kStages ? 0 : stage + 1) {
-    copy_wait<kStages - 2>();
-    __syncthreads();
-    copy();
-    const Stage& from = stages[stage];
-    if (first + kTokens <= l.z) {
-      Token now = fetch(from, 0);
+  constexpr int kTurn = 3;
+  float turn = 0;  // of the column before
+  // The state takes in the token before and decays for `now`, a column's sums over lanes beside the next one's
+  // products.
+  const auto step = [&](const Token<Heads>& before, const Token<Heads>& now, bool put) {
 #pragma unroll
-      for (int token = 0; token < kTokens; ++token) {
-        const Token next = fetch(from, min(token + 1, kTokens - 1));
-        step(now, first + token == 0);
-        now = next;
+    for (int c = 0; c < Heads; ++c) {
+      if (put && i == 0) out[c * kDim] = o[c];
+      const float d = (late(before.v[c], turn) - m[c]) * (c == 0 ? late(before.gates[c].y, o[c]) : before.gates[c].y);
+      float products[2] = {0, 0}, sum[2] = {0, 0};
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (Heads > 1 && n % 3 == 0) add_lanes((c + Heads - 1) % Heads, 16 >> n / 3);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& to = s[c][8 * e + n];
+          to = fmaf(part(before.k, 8 * e + n), d, to);
+          sum[e] = fmaf(to, part(before.q, 8 * e + n), sum[e]);
+          to *= now.gates[c].x;
+          products[e] = fmaf(to, part(now.k, 8 * e + n), products[e]);
+        }
+        if (n == kTurn) turn = products[0];
       }
-    } else {
-      for (int token = 0; first + token < l.z; ++token) step(fetch(from, token), first + token == 0);
+      m[c] = products[0] + products[1], o[c] = sum[0] + sum[1];
+      if (Heads == 1)
+#pragma unroll
+        for (int width = 16; width >= 4; width /= 2) add_lanes(c, width);
     }
-  }
-  if (l.z > 0) {
+    out += value_heads * kDim;
+  };
+
+  Token<Heads> none{}, before, now;  // none: leaves every state as it is, to the sign of a zero
 #pragma unroll
-    for (int width = 16; width >= 4; width /= 2) o += __shfl_xor_sync(0xFFFFFFFFu, o, width);
-    put();
-  }
+  for (int e = 0; e < 4; ++e) none.k[e] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
 #pragma unroll
-  for (int n = 0; n < 16; ++n) state[key_of(n) * kDim] = s[n];
+  for (int c = 0; c < Heads; ++c) none.gates[c].x = 1;
+  before = none;
+  copy_wait<kStages - 3>();
+  __syncthreads();
+  now = fetch(0, 0);
+  int first = 0, stage = 0, free = kStages - 2;
+  for (; first + kTokens <= l.z; first += kTokens) {
+    const int following = stage + 1 == kStages ? 0 : stage + 1;
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      if (token == kTokens - 2) {
+        copy_wait<kStages - 3>();
+        __syncthreads();
+      }
+      const Token<Heads> next = token + 1 < kTokens ? fetch(stage, token + 1) : fetch(following, 0);
+      if (token == kCopyAt) copy(free);
+      step(before, now, token >= 2 || first > 0);
+      before = now, now = next;
+    }
+    stage = following, free = free + 1 == kStages ? 0 : free + 1;
+  }
+  for (int token = 0; first + token <= l.z; ++token) {
+    now = first + token < l.z ? fetch(stage, token) : none;
+    step(before, now, first + token >= 2);
+    before = now;
+  }
+  if (Heads > 1)
+#pragma unroll
+    for (int width = 16; width >= 4; width /= 2) add_lanes(Heads - 1, width);
+#pragma unroll
+  for (int c = 0; c < Heads; ++c) {
+    if (l.z > 0 && i == 0) out[c * kDim] = o[c];
+#pragma unroll
+    for (int n = 0; n < 16; ++n) state_of(c, n) = s[c][n];
+  }
 }
 
 }  // namespace fnx::cuda::gdn_prompt
