@@ -22,13 +22,13 @@ __device__ __forceinline__ float* halves_piece(float* tile, int row, int piece) 
 }
 
 // Sixteen rows as Finish::SiluMeanHalves leaves them, as the first operand: rows g and g + 8 of the tile.
-__device__ __forceinline__ RowPair staged_halves(const float* tile, int row) {
+__device__ __forceinline__ RowHalf staged_halves(const float* tile, int row, int half) {
   const int lane = threadIdx.x % 32, at = row + lane % 16, piece = lane / 16;
   const auto load = [&](uint32_t(&to)[4], int first) {
     load_matrices(to, halves_piece(const_cast<float*>(tile), at, first + piece));
   };
-  RowPair x;
-  load(x.hi[0], 0), load(x.hi[1], 2), load(x.lo[0], 4), load(x.lo[1], 6);
+  RowHalf x;
+  load(x.hi, half * 2), load(x.lo, 4 + half * 2);
   return x;
 }
 
@@ -46,7 +46,9 @@ __device__ __forceinline__ float sigmoid_in_range(float x) {
 // sums.
 __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  auto* stages = reinterpret_cast<Stage*>(memory);
+  auto memory_at = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+  asm volatile("" : "+r"(memory_at));  // not to be found out anew at every use
+  auto* stages = static_cast<Stage*>(__cvta_shared_to_generic(memory_at));
   const int tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, t = tid % 4;
   const int warp_h = warp % 2 * kTileOut, warp_row = warp / 2 * kWarpRows * 16;
   const int hidden = static_cast<int>(p.hidden), rank = static_cast<int>(p.rank), first_h = blockIdx.x * kWide;
@@ -68,54 +70,76 @@ __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) 
     const int at = i * kOutStep + tid / kWeightChunks;
     out_at[i] = (at / kWide * hidden + min(first_h + at % kWide, hidden - 1)) * rank + tid % kWeightChunks * 8;
   }
-  int loaded = 0, to = 0;  // units on their way, and the stage that takes the next
-  const auto load = [&] {
-    if (loaded < units) {
-      Stage& stage = stages[to];
+  int left = units;  // that are not on their way
+  const auto load = [&](Stage& to) {
 #pragma unroll
-      for (int i = 0; i < kRowCopies; ++i)
-        copy_async16(halves_piece(stage.rows, i * kRowStep + tid / kRowChunks, tid % kRowChunks), row_from + row_at[i],
-                     i * kRowStep + tid / kRowChunks < rows);
+    for (int i = 0; i < kRowCopies; ++i)
+      copy_async16(halves_piece(to.rows, i * kRowStep + tid / kRowChunks, tid % kRowChunks), row_from + row_at[i],
+                   i * kRowStep + tid / kRowChunks < rows && left > 0);
 #pragma unroll
-      for (int i = 0; i < kOutCopies; ++i) copy_async16(stage.weights + (i * kThreads + tid) * 8, out_from + out_at[i]);
-      row_from += kUnit, out_from += kUnit;
-    }
+    for (int i = 0; i < kOutCopies; ++i)
+      copy_async16(to.weights + (i * kThreads + tid) * 8, out_from + out_at[i], left > 0);
     copy_commit();
-    ++loaded, to = to + 1 == kStages ? 0 : to + 1;
+    row_from += kUnit, out_from += kUnit, --left;
   };
-  wait_previous();
+
+  // What a warp multiplies of a unit: of the even groups and then of the odd ones all rows, and two streams' weights at
+  // a time. Each is read while the tensor cores take what was read before.
+  RowHalf even[kWarpRows], odd[kWarpRows];
+  const auto read_rows = [&](const Stage& from, RowHalf(&to)[kWarpRows], int half) {
 #pragma unroll
-  for (int i = 0; i + 1 < kStages; ++i) load();
-  // The block's part of the normed streams, a line of 32 elements each, on its way to the L2.
-  const float* normed = p.normed + first_row * kStreams * hidden + first_h;
-  for (int i = tid; i < rows * kStreams; i += kThreads) prefetch_line(normed + i * hidden);
+    for (int m = 0; m < kWarpRows; ++m) to[m] = staged_halves(from.rows, warp_row + m * 16, half);
+  };
+  uint4 w[kStreams][kWarpEights];
+  const auto read_weights = [&](const Stage& from, int first) {
+#pragma unroll
+    for (int s = first; s < first + 2; ++s)
+#pragma unroll
+      for (int n = 0; n < kWarpEights; ++n) w[s][n] = staged_eight(from.weights, s * kWide + warp_h + n * 8);
+  };
   using Sums = float[kStreams][kWarpRows][kWarpEights][4];
-  Sums acc[2] = {};
-  int stage = 0;
-  const auto multiply = [&](Sums& sums) {
-    copy_wait<kStages - 2>();
-    __syncthreads();
-    load();
-    const Stage& from = stages[stage];
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    RowPair x[kWarpRows];
+  const auto multiply = [&](Sums& sums, const RowHalf(&x)[kWarpRows], int half, int first) {
 #pragma unroll
-    for (int m = 0; m < kWarpRows; ++m) x[m] = staged_halves(from.rows, warp_row + m * 16);
+    for (int lo = 0; lo < 2; ++lo)
 #pragma unroll
-    for (int s = 0; s < kStreams; ++s) {
-      uint4 w[kWarpEights];
-#pragma unroll
-      for (int n = 0; n < kWarpEights; ++n) w[n] = staged_eight(from.weights, s * kWide + warp_h + n * 8);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
+      for (int s = first; s < first + 2; ++s)
 #pragma unroll
         for (int m = 0; m < kWarpRows; ++m)
 #pragma unroll
-          for (int n = 0; n < kWarpEights; ++n) mma_step(sums[s][m][n], x[m], w[n], i);
-    }
+          for (int n = 0; n < kWarpEights; ++n) mma_step(sums[s][m][n], x[m], w[s][n], half, lo);
   };
-  for (int unit = 0; unit < half; ++unit) multiply(acc[0]);
-  for (int unit = half; unit < units; ++unit) multiply(acc[1]);
+
+  wait_previous();
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) load(stages[i]);
+  // The block's part of the normed streams, a line of 32 elements each, on its way to the L2.
+  const float* normed = p.normed + first_row * kStreams * hidden + first_h;
+  for (int i = tid; i < rows * kStreams; i += kThreads) prefetch_line(normed + i * hidden);
+  Sums acc[2] = {};
+  copy_wait<kStages - 1>();
+  __syncthreads();
+  read_rows(stages[0], even, 0);
+  read_weights(stages[0], 0);
+  Stage* stage = stages;
+  const auto multiply_unit = [&](Sums& sums) {
+    read_rows(*stage, odd, 1);
+    read_weights(*stage, 2);
+    multiply(sums, even, 0, 0);
+    multiply(sums, even, 0, 2);
+    // The next unit is there, and this one's stage is free.
+    copy_wait<kStages - 2>();
+    __syncthreads();
+    Stage* next = stage + 1 == stages + kStages ? stages : stage + 1;
+    read_rows(*next, even, 0);
+    multiply(sums, odd, 1, 0);
+    read_weights(*next, 0);
+    load(*stage);
+    multiply(sums, odd, 1, 2);
+    stage = next;
+  };
+  for (int unit = 0; unit < half; ++unit) multiply_unit(acc[0]);
+  for (int unit = half; unit < units; ++unit) multiply_unit(acc[1]);
+  copy_wait<0>();
   // The mixes take the place of the first chain's sums.
   bool in_range = true;
 #pragma unroll
