@@ -2,6 +2,7 @@
 #include "kernels/cuda/exl3_many.cuh"
 
 #include "kernels/cuda/exl3_few.cuh"
+#include "kernels/cuda/exl3_octet.cuh"
 
 namespace fnx::cuda {
 
@@ -9,11 +10,12 @@ namespace {
 
 constexpr int kRows = 128, kThreads = 128, kStages = 4;
 constexpr int kTileBytes = kRows * 32, kStageBytes = 2 * kTileBytes;  // rows of one k-tile; of a pair
-constexpr int kTotalBytes = kRows * kColumnStride * 4;
+constexpr int kTotalBytes = kRows * kColumnStride * 4;  // of the outputs; the sums of the splits take less
 constexpr int kSharedBytes = kTotalBytes + kStages * kStageBytes;
 
-// Shared memory: sums of the splits so far as z[row][column], then a ring of rows of pairs of k-tiles. A warp owns 64
-// outputs x 64 rows; its weights come straight into registers, four k-tiles ahead.
+// Shared memory: sums of the splits so far as the threads hold them, at last outputs as z[row][column]; then a ring of
+// rows of pairs of k-tiles. A warp owns 64 outputs x 64 rows; its weights come straight into registers, four k-tiles
+// ahead.
 __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
   float* z = reinterpret_cast<float*>(shared);
@@ -65,19 +67,19 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
       for (int n = 0; n < 8; ++n) mma_16816(acc[m][n], f, x[n].x, x[n].y);
     }
   };
-  // z += acc, or z = acc for the first split; then acc = 0. Every element belongs to one thread.
-  const auto add_split = [&](bool first) {
-    float* mine = z + (wn * 64 + lane % 4 * 2) * kColumnStride + wm * 64 + lane / 4;
+  float4* totals = reinterpret_cast<float4*>(shared) + thread;
+  const auto add_split = [&](bool first, bool last) {
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float* at = mine + (n * 8 + i % 2) * kColumnStride + m * 16 + i / 2 * 8;
-          *at = first ? acc[m][n][i] : __fadd_rn(*at, acc[m][n][i]);
-          acc[m][n][i] = 0.0f;
-        }
+      for (int n = 0; n < 8; ++n) {
+        float(&sum)[4] = acc[m][n];
+        float4& at = totals[(m * 8 + n) * kThreads];
+        float4 v = {sum[0], sum[1], sum[2], sum[3]};
+        if (!first) v = plus(at, v);
+        if (!last) at = v, v = {};
+        sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
+      }
   };
 
 #pragma unroll
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
     load(buffer + 1);
     slot = (slot + 1) % kStages;
     if (p + 1 == boundary) {
-      add_split(split == 0);
+      add_split(split == 0, p + 1 == pairs);
       boundary = exl3_split_begin(a.in, a.splits, ++split + 1) / 2;
     }
   };
@@ -107,13 +109,29 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
   }
   copy_wait<0>();
   __syncthreads();
+  float* mine = z + (wn * 64 + lane % 4 * 2) * kColumnStride + wm * 64 + lane / 4;
+#pragma unroll
+  for (int m = 0; m < 4; ++m)
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mine[(n * 8 + i % 2) * kColumnStride + m * 16 + i / 2 * 8] = acc[m][n][i];
+  __syncthreads();
 
   const int64_t column = int64_t{a.first + column_tile} * 16;
-  const float4 svh = load_half4(a.svh + column + 4 * lane);
-  for (int r = warp; r < live_rows; r += kThreads / 32) {
-    const float4 sum = *reinterpret_cast<const float4*>(z + r * kColumnStride + 4 * lane);
-    const float4 y = output_block(sum, svh, a.bias ? a.bias + column : nullptr, lane);
-    store_output(a.y, a.bf16, (row0 + r) * a.out + column + 4 * lane, y);
+#pragma unroll 1
+  for (int r = warp * 8; r < live_rows; r += kThreads / 4) {
+    Octet v;
+    load_octet(v, z, kColumnStride, r, lane);
+    hadamard_octet(v, lane);
+    scale_octet(v, a.svh + column, lane);
+    if (r + lane / 4 >= live_rows) continue;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int64_t at = column + 16 * i + lane % 4 * 4;
+      if (a.bias != nullptr) v[i] = plus(v[i], *reinterpret_cast<const float4*>(a.bias + at));
+      store_output(a.y, a.bf16, (row0 + r + lane / 4) * a.out + at, v[i]);
+    }
   }
 }
 
