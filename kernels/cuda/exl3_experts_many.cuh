@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Groups>) exl3_gate_u
 #pragma unroll 1
     for (int r0 = warp * 8; r0 < unit.count; r0 += kTileThreads / 4) {
       const bool live = r0 + lane / 4 < unit.count;
-      const int64_t place = unit.begin + r0 + lane / 4;
+      const int64_t place = unit.begin + min(r0 + lane / 4, unit.count - 1);
       float* gate = a.gate + place * a.width + block * 128 + lane % 4 * 4;
       Octet v;
       load_octet(v, reinterpret_cast<const float*>(shared), kColumnStride, r0, lane);
@@ -45,8 +45,13 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Groups>) exl3_gate_u
         continue;
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (live) v[i] = activate(*reinterpret_cast<const float4*>(gate + 16 * i), v[i]);
+      for (int i = 0; i < 8; i += 4) {  // four at a time, so that their loads are on their way together
+        float4 gates[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) gates[j] = *reinterpret_cast<const float4*>(gate + 16 * (i + j));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[i + j] = activate(gates[j], v[i + j]);
+      }
       scale_octet(v, e.down.suh + block * 128, lane);
       hadamard_octet(v, lane);
       store_rotated_octet(a.down_xh, a.pairs, place, block, lane, v, live);

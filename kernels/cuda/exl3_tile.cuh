@@ -52,10 +52,10 @@ class RowTile {
         half_bits_(m.half_bits),
         in_(static_cast<int>(m.in)),
         rows_(rows),
-        row_step_(stride * 16),
+        row_step_(static_cast<int>(stride) * 16),
         source_(xh + threadIdx.x * 8) {
     const int warp = threadIdx.x / 32, words = 4 * half_bits_;
-    words_step_ = m.out / 16 * words;
+    words_step_ = static_cast<int>(m.out) / 16 * words;
     words_ = reinterpret_cast<const uint32_t*>(m.trellis) + (int64_t{block} * 8 + warp * 2) * words;
     with_width<Book>(half_bits_, [&]<int HalfBits>() {
       const LaneBits<HalfBits> bits(threadIdx.x % 32);
@@ -198,8 +198,7 @@ class RowTile {
   }
 
   std::byte* shared_;
-  int half_bits_, in_, rows_;
-  int64_t row_step_, words_step_;
+  int half_bits_, in_, rows_, row_step_, words_step_;
   const uint16_t* source_;
   const uint32_t* words_;
   int word_[kWords], shift_;
