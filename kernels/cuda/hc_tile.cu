@@ -46,9 +46,7 @@ __device__ __forceinline__ float sigmoid_in_range(float x) {
 // sums.
 __global__ void __launch_bounds__(kThreads, 2) hc_up_tile_kernel(HcMixParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  auto memory_at = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
-  asm volatile("" : "+r"(memory_at));  // not to be found out anew at every use
-  auto* stages = static_cast<Stage*>(__cvta_shared_to_generic(memory_at));
+  Stage* const stages = stages_in<Stage>(memory);
   const int tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, t = tid % 4;
   const int warp_h = warp % 2 * kTileOut, warp_row = warp / 2 * kWarpRows * 16;
   const int hidden = static_cast<int>(p.hidden), rank = static_cast<int>(p.rank), first_h = blockIdx.x * kWide;

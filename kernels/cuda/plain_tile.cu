@@ -71,9 +71,7 @@ __device__ __forceinline__ float4* kept_sums(const TileParams& q, int slot) {
 __global__ void __launch_bounds__(kThreads, 2) plain_tile_kernel(const __grid_constant__ TileParams q) {
   extern __shared__ __align__(16) unsigned char memory[];
   const PlainLaunch& p = q.p;
-  auto memory_at = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
-  asm volatile("" : "+r"(memory_at));  // not to be found out anew at every use
-  auto* stages = static_cast<Stage*>(__cvta_shared_to_generic(memory_at));
+  Stage* const stages = stages_in<Stage>(memory);
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int warp_row = warp * kWarpRows * 16;
   const int in = static_cast<int>(p.in);

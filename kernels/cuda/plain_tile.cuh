@@ -22,6 +22,14 @@ __device__ __forceinline__ void mma_step(float (&acc)[4], const RowHalf& x, cons
   mma_16816(acc, lo ? x.lo : x.hi, odd ? w.z : w.x, odd ? w.w : w.y);
 }
 
+// The stages in a kernel's shared memory; their address stays in a register, where else every use finds it out anew.
+template <class Stage>
+__device__ __forceinline__ Stage* stages_in(void* memory) {
+  auto at = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+  asm volatile("" : "+r"(at));
+  return static_cast<Stage*>(__cvta_shared_to_generic(at));
+}
+
 inline constexpr int kRowChunks = kUnit / 4;     // pieces of 16 bytes of a unit of a row
 inline constexpr int kWeightChunks = kUnit / 8;  // and of an output's weights
 
