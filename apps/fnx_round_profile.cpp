@@ -70,7 +70,7 @@ void warm_up(Engine& engine, const Options& o, const ToolRun& run) {
 }
 
 // NaN when a signal ended it.
-double median_ns(Rounds& rounds, int count, const ToolRun& run) {
+double median_ns(Rounds&& rounds, int count, const ToolRun& run) {
   std::vector<double> samples;
   for (int i = 0; i < count + kWarmRounds; ++i) {
     if (run.stopping()) return std::nan("");
@@ -96,13 +96,14 @@ void profile(const Options& o, ToolRun& run) {
     eo.graphs = graphs;
     Engine engine(weights, *backend, eo);
     warm_up(engine, o, run);
-    Rounds rounds(engine, o, run);
-    (graphs ? replayed : eager) = median_ns(rounds, o.rounds, run);
+    (graphs ? replayed : eager) = median_ns(Rounds(engine, o, run), o.rounds, run);
     if (run.stopping()) return;
     if (graphs) {
       run.receipt().evidence["graphs"] = graphs_json(engine.graph_counters());
       continue;
     }
+    Rounds rounds(engine, o, run);  // behind the context alone, which the rounds before went beyond
+    if (run.stopping()) return;
     backend->start();
     rounds.run();
     RoundTimes round = backend->times(engine.stream(), o.repeats, o.in_round);
@@ -148,7 +149,7 @@ int main(int argc, char** argv) {
         app.add_option("--lane-rows", o.lane_rows, "Tokens of each sequence in the round: 1 decodes, more is a prompt")
             ->check(CLI::Range(1, 1 << 16))
             ->capture_default_str();
-        app.add_option("--context", o.context, "Tokens before the round")
+        app.add_option("--context", o.context, "Tokens before the round, and before the first of the whole rounds")
             ->check(CLI::Range(1, 1 << 20))
             ->capture_default_str();
         app.add_option("--chunk-rows", o.chunk_rows, "Prompt rows in one forward")
