@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +24,11 @@ void note_signal(int signal) { g_signal = signal; }
 bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EAGAIN) {  // whoever shares it has made it one that does not block
+      pollfd writable{fd, POLLOUT, 0};
+      (void)::poll(&writable, 1, -1);
+      continue;
+    }
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return false;
     text.remove_prefix(static_cast<size_t>(n));

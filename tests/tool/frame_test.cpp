@@ -1,4 +1,7 @@
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -203,6 +206,34 @@ TEST_CASE("frame: exits 6 when stdout is closed or full") {
   CHECK(shell("\"$0\" --version >/dev/full").exit_code == 6);
   const RunResult pipe = shell("{ sleep 0.2; \"$0\" --mode pass; echo \"code $?\" >&2; } | true");
   CHECK(pipe.err.find("code 6") != std::string::npos);
+}
+
+TEST_CASE("frame: waits for its reader when stdout is full and does not block") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_NONBLOCK | O_CLOEXEC) == 0);
+  const std::string filler(1 << 20, '.');
+  const ssize_t filled = ::write(ends[1], filler.data(), filler.size());
+  REQUIRE(filled > 0);
+  const TempDir folder;
+  const std::string tool = fnx::tool_path(kTool), receipt = (folder / "receipt.json").string();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(ends[1], STDOUT_FILENO);
+    ::execl(tool.c_str(), tool.c_str(), "--mode", "pass", "--receipt", receipt.c_str(), nullptr);
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  ::usleep(300'000);
+  ::fcntl(ends[0], F_SETFL, 0);
+  size_t got = 0;
+  char bytes[4096];
+  for (ssize_t n = 0; (n = ::read(ends[0], bytes, sizeof bytes)) > 0;) got += static_cast<size_t>(n);
+  ::close(ends[0]);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(got > static_cast<size_t>(filled));
 }
 
 TEST_CASE("frame: exits 6 and leaves no part of a receipt when files may not grow") {
