@@ -103,7 +103,7 @@ __device__ __forceinline__ void recur(const GdnParams& p, int lane_index, int he
     return __int_as_float(__float_as_int(v) ^ (__float_as_int(after) & zero));
   };
   constexpr int kTurn = 3;  // the pair of products from which on the next column may begin
-  float turn = 0;  // of the column before
+  float turn = 0;           // of the column before
   // The state takes in the token before and decays for `now`, a column's sums over lanes beside the next one's
   // products.
   const auto step = [&](const Token<Heads>& before, const Token<Heads>& now, bool put) {
