@@ -15,7 +15,8 @@ __device__ __forceinline__ bool take_unit(const ExpertArgs& a, ExpertUnit& unit)
   return true;
 }
 
-// Grid: (width/128, most units). Each thread reads of `gate` what it wrote there.
+// Grid: (width/128, most units). A thread reads of `gate` what it wrote there; without a row of its own it reads the
+// last row's, and nobody its result.
 template <exl3::Codebook Book, int Groups>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Groups>) exl3_gate_up_many_kernel(const ExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];

@@ -13,6 +13,12 @@ inline constexpr int kFewThreads = 256;
 // Stride of a row of 128 outputs in shared memory: rows of one store fall into different banks.
 inline constexpr int kColumnStride = 132;
 
+// Four sums of an mma to z[row][column], from the first one's place on.
+__device__ __forceinline__ void store_sums(float* z, const float (&sum)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) z[i % 2 * kColumnStride + i / 2 * 8] = sum[i];
+}
+
 // First k-tiles of the splits, and the end: among the arguments, so that no block divides before its first copies.
 struct SplitBegins {
   uint16_t at[kMostSplits + 1];

@@ -113,9 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) exl3_many_kernel(const ManyArgs a
 #pragma unroll
   for (int m = 0; m < 4; ++m)
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mine[(n * 8 + i % 2) * kColumnStride + m * 16 + i / 2 * 8] = acc[m][n][i];
+    for (int n = 0; n < 8; ++n) store_sums(mine + n * 8 * kColumnStride + m * 16, acc[m][n]);
   __syncthreads();
 
   const int64_t column = int64_t{a.first + column_tile} * 16;

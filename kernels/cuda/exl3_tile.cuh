@@ -190,10 +190,7 @@ class RowTile {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            mine[(g * 16 + n * 8 + i % 2) * kColumnStride + m * 16 + i / 2 * 8] = acc_[g][n][m][i];
+        for (int m = 0; m < 2; ++m) store_sums(mine + (g * 16 + n * 8) * kColumnStride + m * 16, acc_[g][n][m]);
     }
   }
 
